@@ -1,0 +1,1 @@
+"""The command line: the parser, and one verb a file. Nothing heavy is imported at the top."""

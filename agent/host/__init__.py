@@ -1,0 +1,1 @@
+"""The machine around us: the second door."""

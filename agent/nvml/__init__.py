@@ -1,0 +1,1 @@
+"""The door to the GPUs: the only package that imports pynvml."""

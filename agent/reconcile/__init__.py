@@ -1,0 +1,1 @@
+"""The shell that brings the node to its layout and keeps watching."""

@@ -1,0 +1,1 @@
+"""What is measured, on its own clock, beside reconcile."""

@@ -1,0 +1,1 @@
+"""Everything that reads a snapshot and a sample: metrics, health, status, page."""

@@ -1,0 +1,1 @@
+"""Metric families, one subject a file; names under one namespace."""

@@ -1,0 +1,1 @@
+"""What the operator asked: sources, their order, and how names become a layout."""
