@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
-from agent.sample import values
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Versions:
-    """Versions of driver, library and CUDA; "" where not told."""
-
-    driver: str
-    nvml: str
-    cuda: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Event:
-    """An NVML event. `kind` is "xid" or "mig-config-change"; ids are None for the whole GPU."""
-
-    kind: str
-    uuid: str
-    gpu_instance_id: int | None = None
-    compute_instance_id: int | None = None
-    xid: int | None = None
+from agent import measures
 
 
 class Source(Protocol):
@@ -36,11 +15,11 @@ class Source(Protocol):
     def known(self) -> tuple[str, ...]:
         """UUIDs of the GPUs of this node, by index, without touching hardware."""
 
-    def versions(self) -> Versions | None:
+    def versions(self) -> measures.Versions | None:
         """Versions read when the session opened; None while there is no driver."""
 
-    async def measure(self, uuid: str, *, slow: bool) -> values.GpuSample:
+    async def measure(self, uuid: str, *, slow: bool) -> measures.GpuSample:
         """Visit one GPU once. `slow` asks for the slow groups too (ECC, limits, links, rows)."""
 
-    def watch(self, deliver: Callable[[Event], None]) -> Callable[[], None]:
+    def watch(self, deliver: Callable[[measures.Event], None]) -> Callable[[], None]:
         """Call `deliver` (from the events lane's thread) for every event; returns a stop function."""

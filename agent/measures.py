@@ -1,4 +1,4 @@
-"""What one visit of the sampler brought: plain figures in base units, None where unsupported.
+"""What one visit of the sampler brings: plain figures in base units, None where unsupported.
 
 Memory and activity belong to the GPU instance; processes and SM counts to the compute instance.
 Ratios are 0..1, temperatures Celsius, power watts, energy joules, clocks hertz, times Unix seconds.
@@ -149,3 +149,23 @@ class Sample:
     event_watch_up: bool | None = None
     xid_errors: Mapping[tuple[str, str, str, int], int] = dataclasses.field(default_factory=dict)
     xid_last: Mapping[tuple[str, int], float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions of driver, library and CUDA; "" where not told."""
+
+    driver: str
+    nvml: str
+    cuda: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """An NVML event. `kind` is "xid" or "mig-config-change"; ids are None for the whole GPU."""
+
+    kind: str
+    uuid: str
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+    xid: int | None = None
