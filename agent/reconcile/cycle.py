@@ -1,0 +1,496 @@
+"""One enforcement cycle: read what is wanted, look at what is, plan, act where one may, look again.
+
+Everything it touches is handed in (`Surroundings`), so that the daemon, `apply`, `plan` and the
+tests run the same code. What must outlive a cycle within the process is in `Memory`; what must
+outlive the process is in files under the machine's /run and /var/lib.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from agent import errors, log, threads
+from agent.host import files
+from agent.host import machine as machines
+from agent.mig import layout as layouts
+from agent.mig import node as nodes
+from agent.mig import plan as plans
+from agent.reconcile import apply, reboots, snapshot
+from agent.reconcile import gpus as doors
+from agent.settings import model, resolve
+
+PASSES = 4
+"""How often a cycle plans again after acting: mode, then profiles told only with MIG on, then a spare."""
+IN_FORCE = "/run/gpunode/in-force.json"
+INDEXES = "/var/lib/gpunode/indexes.json"
+REBOOTS = "/var/lib/gpunode/reboots.json"
+
+
+class Intent(enum.Enum):
+    """What the caller wants of a cycle."""
+
+    LOOK = "look"
+    """Never act: `plan`, `status`."""
+    APPLY = "apply"
+    """An operator asks for the layout now."""
+    DAEMON = "daemon"
+    """Act as `enforcement` says."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ownership:
+    """Whose layout it is. `may_write` False stops every act; `why` and `takeover` are for people."""
+
+    owner: str = "gpunode"
+    may_write: bool = True
+    code: str = "owner"
+    why: str = ""
+    takeover: str | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Memory:
+    """What cycles of one process hand on to the next."""
+
+    settings: model.Settings | None = None
+    cycle: int = 0
+    generation: int = 0
+    topology: str = ""
+    last_success: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Everything a cycle works with.
+
+    `load()` reads the settings (raises SettingsError). `holders(node)` completes a state with who
+    uses what. `ownership(settings, node)` decides whose layout it is. `hindrance()` is a sentence
+    when nothing may be written at all (kill switch, lock, not root), with its code. `jitter()`,
+    `clock()` (Unix seconds) come from outside. `changed()` runs after a change (hooks).
+    `pause`/`resume` hold the sampler off around a reset.
+    """
+
+    gpus: doors.Gpus
+    machine: machines.Machine
+    load: Callable[[], model.Settings]
+    clock: Callable[[], float]
+    holders: Callable[[nodes.NodeState], Awaitable[nodes.NodeState]]
+    ownership: Callable[[model.Settings, nodes.NodeState], Ownership] = lambda _s, _n: Ownership()
+    hindrance: Callable[[], tuple[str, str] | None] = lambda: None
+    machine_id: Callable[[], str] = lambda: "unknown"
+    any_hung: Callable[[], bool] = lambda: False
+    expected: Callable[[], int | None] = lambda: None
+    pause: Callable[[], Awaitable[None]] | None = None
+    resume: Callable[[], Awaitable[None]] | None = None
+    changed: Callable[[model.Settings], Awaitable[tuple[snapshot.Reason, ...]]] | None = None
+    progress: Callable[[str], None] = lambda _: None
+    announce: Callable[[snapshot.Snapshot], None] = lambda _: None
+    memory: Memory = dataclasses.field(default_factory=Memory)
+    force: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Look:
+    """The node as seen with the settings at hand, and the plan that follows."""
+
+    node: nodes.NodeState
+    layout: layouts.Layout
+    plan: plans.Plan
+    ownership: Ownership
+    problems: tuple[errors.Problem, ...]
+
+
+def digest(layout: layouts.Layout) -> str:
+    """Return a short fingerprint of what is wanted, the same whatever document declared it."""
+    bare = [dataclasses.replace(gpu, origin="") for gpu in layout.gpus]
+    return hashlib.sha256(repr(sorted(bare, key=lambda g: g.uuid)).encode()).hexdigest()[:16]
+
+
+def policy(settings: model.Settings, node: nodes.NodeState, *, force: bool, any_hung: bool) -> plans.Policy:
+    """Return what a plan may do under these settings on a node in this state."""
+    quiet = node.serving is None or settings.live_mode_change
+    return plans.Policy(
+        reset="reset" in settings.mode_change and quiet and not any_hung,
+        reboot="reboot" in settings.mode_change and quiet,
+        force=force,
+        disable_unlisted=settings.unlisted_gpus == "disable",
+    )
+
+
+async def look(around: Surroundings, settings: model.Settings) -> Look:
+    """Observe and plan without acting. Raises DriverError, or SettingsError when the layout cannot be."""
+    node = await around.holders(await around.gpus.observe())
+    remembered = _remembered_indexes(around.machine)
+    found = resolve.resolve(settings, node, remembered=remembered)
+    ownership = around.ownership(settings, node)
+    plan = plans.compute(found.layout, node, policy(settings, node, force=around.force, any_hung=around.any_hung()))
+    if found.blocked:
+        plan = dataclasses.replace(
+            plan,
+            gpus=tuple(
+                dataclasses.replace(gpu, steps=(), blocked=found.blocked[gpu.uuid]) if gpu.uuid in found.blocked else gpu
+                for gpu in plan.gpus
+            ),
+        )
+    return Look(node=node, layout=found.layout, plan=plan, ownership=ownership, problems=found.problems)
+
+
+async def run_cycle(
+    around: Surroundings, *, intent: Intent, trigger: str, stop: Callable[[], bool] = lambda: False
+) -> snapshot.Snapshot:
+    """Run one cycle and return what it knew, did and left. Raises nothing the operator can cause:
+    bad settings and a missing driver are in the snapshot."""
+    memory = around.memory
+    memory.cycle += 1
+    started = around.clock()
+    base = snapshot.Snapshot(
+        phase=snapshot.Phase.STARTING,
+        cycle=memory.cycle,
+        generation=memory.generation,
+        trigger=trigger,
+        started=started,
+        simulated=around.machine.simulated,
+        gpus_expected=around.expected(),
+        last_success=memory.last_success,
+    )
+    settings, view, reasons = await _settings(around)
+    if settings is None:
+        node = await _node_or_none(around)
+        return _finish(around, base, node=node, settings=view, phase=snapshot.Phase.FAILED, reasons=reasons, writes=False)
+    try:
+        seen = await look(around, settings)
+    except errors.SettingsError as cause:
+        view = dataclasses.replace(view, valid=False, problems=(*view.problems, *cause.problems))
+        reasons += tuple(snapshot.Reason("settings-invalid", str(p)) for p in cause.problems if p.is_error)
+        node = await _node_or_none(around)
+        return _finish(around, base, node=node, settings=view, phase=snapshot.Phase.FAILED, reasons=reasons, writes=False)
+    except errors.DriverError as cause:
+        reasons += (snapshot.Reason("driver", str(cause)),)
+        return _finish(around, base, settings=view, phase=snapshot.Phase.WAITING, reasons=reasons, driver_problem=str(cause))
+    view = dataclasses.replace(view, problems=(*view.problems, *seen.problems))
+    for problem in seen.problems:
+        log.debug("settings warning", problem=problem)
+    hindrance = _hindrance(around, settings, seen, intent)
+    outcome: snapshot.Outcome | None = None
+    if hindrance is None:
+        outcome, seen = await _act(around, settings, seen, base, view, stop)
+    if outcome is not None and outcome.changed and around.changed is not None:
+        reasons += await around.changed(settings)
+    phase, more = _judge(around, settings, seen, outcome, hindrance, intent)
+    if intent is not Intent.LOOK and phase is snapshot.Phase.CONVERGED:
+        _remember(around, seen)
+    return _finish(
+        around,
+        base,
+        node=seen.node,
+        layout=seen.layout,
+        plan=seen.plan,
+        outcome=outcome,
+        settings=view,
+        phase=phase,
+        reasons=reasons + more,
+        owner=seen.ownership.owner,
+        writes=hindrance is None,
+    )
+
+
+async def _settings(around: Surroundings) -> tuple[model.Settings | None, snapshot.SettingsView, tuple[snapshot.Reason, ...]]:
+    """Load the settings, or fall back on the last good ones and say so."""
+    memory = around.memory
+    try:
+        settings = await threads.run(around.load, name="settings")
+    except errors.SettingsError as cause:
+        good = memory.settings
+        reasons = tuple(snapshot.Reason("settings-invalid", str(p)) for p in cause.problems if p.is_error)
+        for problem in cause.problems:
+            if problem.is_error:
+                log.error("settings invalid, the last good ones stay in force" if good else "settings invalid", problem=problem)
+        view = snapshot.SettingsView(
+            sources=() if good is None else good.sources,
+            digest="" if good is None else good.digest,
+            valid=False,
+            declared=good is not None and good.declaration is not None,
+            problems=cause.problems,
+        )
+        return good, view, reasons
+    memory.settings = settings
+    return settings, _view(settings), ()
+
+
+def _view(settings: model.Settings) -> snapshot.SettingsView:
+    return snapshot.SettingsView(
+        sources=settings.sources,
+        digest=settings.digest,
+        valid=True,
+        declared=settings.declaration is not None,
+        problems=settings.problems,
+    )
+
+
+async def _node_or_none(around: Surroundings) -> nodes.NodeState | None:
+    try:
+        return await around.holders(await around.gpus.observe())
+    except errors.GpunodeError:
+        return None
+
+
+def _hindrance(
+    around: Surroundings, settings: model.Settings, seen: Look, intent: Intent
+) -> tuple[str, str] | None:
+    """Return (code, sentence) of what forbids acting in this cycle, None when it may act."""
+    if intent is Intent.LOOK:
+        return ("look", "only looking")
+    general = around.hindrance()
+    if general is not None:
+        return general
+    if not seen.ownership.may_write:
+        return (seen.ownership.code, seen.ownership.why)
+    if settings.enforcement == "observe":
+        return ("observe", "enforcement is set to observe, so nothing is changed")
+    if intent is Intent.DAEMON and settings.enforcement == "boot" and _was_in_force(around, seen.layout):
+        return ("boot-done", "the layout was in force once in this boot, and enforcement = \"boot\" repairs nothing after that")
+    return None
+
+
+async def _act(
+    around: Surroundings,
+    settings: model.Settings,
+    seen: Look,
+    base: snapshot.Snapshot,
+    view: snapshot.SettingsView,
+    stop: Callable[[], bool],
+) -> tuple[snapshot.Outcome, Look]:
+    """Carry out plans until nothing is left to do, something fails, or a pass brought nothing."""
+    total = snapshot.Outcome()
+    for _ in range(PASSES):
+        if not seen.plan.steps or stop():
+            break
+        around.announce(
+            dataclasses.replace(
+                base, phase=snapshot.Phase.APPLYING, node=seen.node, layout=seen.layout, plan=seen.plan, settings=view
+            )
+        )
+        order = apply.Order(
+            release=settings.release_before_reset,
+            rollback=settings.on_failure == "rollback",
+            stop=stop,
+            progress=around.progress,
+            recheck=_recheck(around, seen),
+            pause=around.pause,
+            resume=around.resume,
+        )
+        outcome = await apply.apply(seen.plan, seen.node, around.gpus, around.machine, order)
+        total = _add(total, outcome)
+        try:
+            seen = await look(around, settings)
+        except errors.GpunodeError as cause:
+            failure = snapshot.Failure(uuid="", step=None, message=f"cannot look again after acting: {cause}", rolled_back=False)
+            return dataclasses.replace(total, failures=(*total.failures, failure)), seen
+        if outcome.failures or outcome.stopped or not outcome.changed:
+            break
+    return total, seen
+
+
+def _recheck(around: Surroundings, seen: Look) -> Callable[[str, plans.Step], Awaitable[tuple[nodes.Holder, ...]]]:
+    """Return a check for holders that appeared on a GPU after the plan was made.
+
+    The GPU is read once, before its first destroy or mode change; the driver itself refuses what
+    has processes, so this catches allocations and open files as far as they can be seen.
+    """
+    checked: dict[str, nodes.Gpu | None] = {}
+
+    async def recheck(uuid: str, step: plans.Step) -> tuple[nodes.Holder, ...]:
+        if uuid not in checked:
+            try:
+                alone = dataclasses.replace(seen.node, gpus=(await around.gpus.observe_gpu(uuid),))
+                checked[uuid] = (await around.holders(alone)).gpu(uuid)
+            except errors.GpunodeError:
+                checked[uuid] = None  # the step itself will say what is wrong
+        gpu = checked[uuid]
+        if gpu is None:
+            return ()
+        match step:
+            case plans.SetMigMode():
+                found = gpu.in_use
+            case plans.DestroyGpuInstance():
+                found = tuple(h for i in gpu.instances if i.id == step.id for h in i.in_use)
+            case plans.DestroyComputeInstance():
+                found = tuple(
+                    h
+                    for i in gpu.instances
+                    if i.id == step.gpu_instance_id
+                    for h in (*i.holders, *(h for c in i.compute if c.id == step.id for h in c.holders))
+                )
+            case _:
+                found = ()
+        if around.force:
+            found = tuple(h for h in found if h.kind not in ("pod", "task"))
+        return found
+
+    return recheck
+
+
+def _add(one: snapshot.Outcome, two: snapshot.Outcome) -> snapshot.Outcome:
+    done: dict[str, tuple[plans.Step, ...]] = dict(one.done)
+    for uuid, steps in two.done:
+        done[uuid] = (*done.get(uuid, ()), *steps)
+    return snapshot.Outcome(
+        done=tuple(done.items()),
+        failures=(*one.failures, *two.failures),
+        rolled_back=(*one.rolled_back, *two.rolled_back),
+        stopped=one.stopped or two.stopped,
+    )
+
+
+def _judge(
+    around: Surroundings,
+    settings: model.Settings,
+    seen: Look,
+    outcome: snapshot.Outcome | None,
+    hindrance: tuple[str, str] | None,
+    intent: Intent,
+) -> tuple[snapshot.Phase, tuple[snapshot.Reason, ...]]:
+    """Return the phase after acting (or not), and the reasons for it."""
+    reasons: list[snapshot.Reason] = []
+    indexes = {gpu.uuid: gpu.index for gpu in seen.node.gpus}
+    for failure in outcome.failures if outcome is not None else ():
+        text = failure.message + (f"; {failure.remains}" if failure.remains else "")
+        code = "reset-refused" if isinstance(failure.step, plans.ResetGpu) else "step-failed"
+        reasons.append(snapshot.Reason(code, text, failure.uuid or None))
+    for gpu in seen.plan.blocked:
+        assert gpu.blocked is not None
+        reasons.append(snapshot.Reason(gpu.blocked.kind.value, gpu.blocked.message, gpu.uuid))
+    for gpu in seen.plan.gpus:
+        if gpu.drift and gpu.blocked is None:
+            words = "; ".join(d.message for d in gpu.drift)
+            reasons.append(snapshot.Reason("drift", f"GPU {indexes.get(gpu.uuid, gpu.index)}: {words}", gpu.uuid))
+    if seen.plan.in_sync and not any(r.code == "step-failed" for r in reasons):
+        blocked_anyway = bool(seen.plan.blocked)
+        return (snapshot.Phase.BLOCKED if blocked_anyway else snapshot.Phase.CONVERGED), tuple(reasons)
+    if hindrance is not None and hindrance[0] != "look":
+        reasons.append(snapshot.Reason(hindrance[0], hindrance[1]))
+    if hindrance is None and intent is not Intent.LOOK:
+        pending = _pending(seen)
+        if pending and policy(settings, seen.node, force=False, any_hung=False).reboot:
+            phase, reason = _reboot(around, seen)
+            return phase, (*reasons, reason)
+        if pending and not (outcome is not None and outcome.failures):
+            numbers = ", ".join(str(indexes[uuid]) for uuid in pending)
+            how = "a GPU reset or a reboot" if not settings.mode_change else "a reset or reboot that is not allowed now"
+            reasons.append(
+                snapshot.Reason("mode-pending", f"the MIG mode change of GPU {numbers} waits for {how} (see mode-change)", pending[0])
+            )
+    if any(r.code == "step-failed" for r in reasons):
+        return snapshot.Phase.FAILED, tuple(reasons)
+    if hindrance is not None and hindrance[0] in ("boot-done", "look"):
+        all_blocked = all(gpu.blocked is not None for gpu in seen.plan.gpus if gpu.drift)
+        return (snapshot.Phase.BLOCKED if all_blocked else snapshot.Phase.DRIFTED), tuple(reasons)
+    if outcome is not None and outcome.stopped:
+        return snapshot.Phase.DRIFTED, tuple(reasons)
+    if hindrance is not None and hindrance[0] == "observe":
+        return snapshot.Phase.DRIFTED, tuple(reasons)
+    return snapshot.Phase.BLOCKED, tuple(reasons)
+
+
+def _pending(seen: Look) -> list[str]:
+    """Return the GPUs whose wanted mode is set and waits for a reset."""
+    found = []
+    for gpu in seen.node.gpus:
+        wanted = seen.layout.gpu(gpu.uuid)
+        if wanted is not None and gpu.mode is not None and gpu.mode.changing and gpu.mode.pending is wanted.mig:
+            found.append(gpu.uuid)
+    return found
+
+
+def _reboot(around: Surroundings, seen: Look) -> tuple[snapshot.Phase, snapshot.Reason]:
+    """Ask for the one reboot that may finish the mode change, through the guard."""
+    guard = reboots.Guard(
+        path=around.machine.path(REBOOTS), boot_id=around.machine.boot_id(), machine_id=around.machine_id()
+    )
+    verdict = guard.ask(digest(seen.layout), around.clock())
+    if verdict.allowed:
+        log.warning("requesting a reboot so that the MIG mode takes effect", target=digest(seen.layout))
+        try:
+            around.machine.request_reboot("a MIG mode change is pending")
+        except errors.GpunodeError as cause:
+            return snapshot.Phase.FAILED, snapshot.Reason("reboot-failed", f"cannot request the reboot: {cause}")
+        return snapshot.Phase.REBOOT_PENDING, snapshot.Reason("reboot-pending", "a reboot was requested; the MIG mode change takes effect with it")
+    if verdict.pending:
+        return snapshot.Phase.REBOOT_PENDING, snapshot.Reason("reboot-pending", verdict.why)
+    return snapshot.Phase.FAILED, snapshot.Reason("reboot-refused", f"no reboot is requested: {verdict.why}")
+
+
+def _finish(around: Surroundings, base: snapshot.Snapshot, **fields: object) -> snapshot.Snapshot:
+    """Complete the snapshot: generation, times, and the last success."""
+    memory = around.memory
+    node = fields.get("node")
+    if isinstance(node, nodes.NodeState):
+        topology = fingerprint(node)
+        if topology != memory.topology:
+            memory.topology = topology
+            memory.generation += 1
+    now = around.clock()
+    if fields.get("phase") is snapshot.Phase.CONVERGED:
+        memory.last_success = now
+    return dataclasses.replace(
+        base,
+        generation=memory.generation,
+        duration=max(0.0, now - base.started),
+        last_success=memory.last_success,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def fingerprint(node: nodes.NodeState) -> str:
+    """Return a text that changes with any change of GPUs, modes or instances (not of who uses them)."""
+    parts = []
+    for gpu in node.gpus:
+        instances = [
+            (i.id, i.profile_id, i.placement.start, tuple((c.id, c.profile_id, c.uuid) for c in i.compute)) for i in gpu.instances
+        ]
+        parts.append((gpu.uuid, gpu.state.value, gpu.mode, sorted(instances)))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _remember(around: Surroundings, seen: Look) -> None:
+    """Note durably that the layout is in force in this boot, and which card has which index."""
+    machine = around.machine
+    record = {"boot_id": machine.boot_id(), "layout": digest(seen.layout)}
+    indexes = {str(gpu.index): gpu.pci_bus_id for gpu in seen.node.gpus}
+    for path, document in ((IN_FORCE, record), (INDEXES, {"indexes": indexes})):
+        if not seen.layout.gpus:
+            continue
+        place = machine.path(path)
+        if _read_json(place) == document:
+            continue
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            files.write_atomic(place, json.dumps(document) + "\n")
+        except (OSError, errors.GpunodeError) as cause:
+            log.warning("cannot remember the layout in force", path=place, cause=cause)
+
+
+def _was_in_force(around: Surroundings, layout: layouts.Layout) -> bool:
+    machine = around.machine
+    return _read_json(machine.path(IN_FORCE)) == {"boot_id": machine.boot_id(), "layout": digest(layout)}
+
+
+def _remembered_indexes(machine: machines.Machine) -> dict[int, str] | None:
+    document = _read_json(machine.path(INDEXES))
+    try:
+        return {int(k): str(v) for k, v in document["indexes"].items()} if document else None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _read_json(path: Path) -> dict[str, dict[str, str]] | None:
+    try:
+        document = json.loads(files.read_text(path))
+    except (OSError, ValueError, errors.GpunodeError):
+        return None
+    return document if isinstance(document, dict) else None

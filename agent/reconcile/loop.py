@@ -1,0 +1,110 @@
+"""The loop around the cycle: what wakes it, one cycle at a time, and how long it waits after failing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from agent import errors, log, threads
+from agent.reconcile import backoff, cycle, snapshot
+
+_SETTLED = (snapshot.Phase.CONVERGED, snapshot.Phase.DRIFTED)
+
+
+class Loop:
+    """Runs cycles until told to stop.
+
+    `wake(reason)` may be called from any thread. `on_cycle` gets every snapshot. `fingerprint()` is
+    asked each `poll` seconds and a change of its answer wakes the loop with "settings".
+    """
+
+    def __init__(
+        self,
+        around: cycle.Surroundings,
+        *,
+        on_cycle: Callable[[snapshot.Snapshot], Awaitable[None]],
+        fingerprint: Callable[[], str],
+        jitter: Callable[[], float],
+        poll: float = 1.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._around = around
+        self._on_cycle = on_cycle
+        self._fingerprint = fingerprint
+        self._jitter = jitter
+        self._poll = poll
+        self._monotonic = monotonic
+        self._wakes: list[str] = []
+        self._event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failures = 0
+        self.stopping = False
+
+    def wake(self, reason: str) -> None:
+        """Ask for a cycle soon; `reason` becomes its trigger. Callable from any thread."""
+        loop = self._loop
+        if loop is None:
+            return
+        try:
+            loop.call_soon_threadsafe(self._note, reason)
+        except RuntimeError:
+            pass  # the loop has ended
+
+    def _note(self, reason: str) -> None:
+        if reason not in self._wakes:
+            self._wakes.append(reason)
+        self._event.set()
+
+    def stop(self) -> None:
+        """End after the step at hand. Call from the loop's thread."""
+        self.stopping = True
+        self._event.set()
+
+    async def run(self) -> None:
+        """Run cycles until `stop()`: the first at once, then as things wake it."""
+        self._loop = asyncio.get_running_loop()
+        trigger = "start"
+        while not self.stopping:
+            seen = await self._read_fingerprint()
+            try:
+                result = await cycle.run_cycle(
+                    self._around, intent=cycle.Intent.DAEMON, trigger=trigger, stop=lambda: self.stopping
+                )
+            except errors.GpunodeError as cause:
+                # Nothing in a cycle should get here; a daemon that ends is worse than one that says so.
+                log.error("the cycle failed", cause=cause)
+                self._failures += 1
+            else:
+                self._failures = 0 if result.phase in _SETTLED else self._failures + 1
+                await self._on_cycle(result)
+            if self.stopping:
+                return
+            trigger = await self._wait(seen)
+
+    async def _wait(self, seen: str) -> str:
+        """Wait for the next reason to run a cycle and return it."""
+        settings = self._around.memory.settings
+        period = settings.period if settings is not None else 60.0
+        limit, reason = (
+            (period, "period") if self._failures == 0 else (min(period, backoff.delay(self._failures, self._jitter())), "retry")
+        )
+        end = self._monotonic() + limit
+        while True:
+            if self._wakes:
+                reason = "+".join(self._wakes)
+                self._wakes.clear()
+                self._event.clear()
+                return reason
+            if self.stopping or self._monotonic() >= end:
+                return reason
+            try:
+                async with asyncio.timeout(max(0.0, min(self._poll, end - self._monotonic()))):
+                    await self._event.wait()
+            except TimeoutError:
+                if await self._read_fingerprint() != seen:
+                    return "settings"
+
+    async def _read_fingerprint(self) -> str:
+        # In a thread of its own: the settings API's socket may take its time to answer.
+        return await threads.run(self._fingerprint, name="fingerprint")
