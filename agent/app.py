@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from agent import errors, measures
-from agent.host import files, holders, kill, owner, real
+from agent import errors, measures, threads
+from agent.host import files, holders, kill, owner, pci, real
 from agent.host import machine as machines
 from agent.mig import layout as layouts
 from agent.mig import node as nodes
@@ -49,3 +49,193 @@ class Options:
     stdout: TextIO = dataclasses.field(default_factory=lambda: sys.stdout)
     stderr: TextIO = dataclasses.field(default_factory=lambda: sys.stderr)
     clock: Callable[[], float] = time.time
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Planned:
+    """What would be done: the node as it is, the layout wanted, and the plan between them."""
+
+    state: nodes.NodeState
+    layout: layouts.Layout
+    plan: plans.Plan
+    problems: tuple[errors.Problem, ...]
+    ownership: cycle.Ownership
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Node:
+    """The node a verb works on. `settings` is None exactly when `settings_error` is set."""
+
+    options: Options
+    machine: machines.Machine
+    gpus: nvml_gpus.NvmlGpus
+    request: source.Request
+    settings: model.Settings | None
+    settings_error: errors.SettingsError | None
+    around: cycle.Surroundings
+    simulated: str | None = None
+    simulation: object | None = None
+    lock: files.Lock | None = None
+
+    def require_settings(self) -> model.Settings:
+        """Return the settings, or raise what is wrong with them."""
+        if self.settings is None:
+            assert self.settings_error is not None
+            raise self.settings_error
+        return self.settings
+
+
+@contextlib.asynccontextmanager
+async def open(options: Options) -> AsyncIterator[Node]:  # noqa: A001  # reads as app.open, like a file
+    """Open the node that the options name: this host, or a simulated one. Touches no GPU yet.
+
+    Raises UsageError-like errors for a simulated node that does not exist. Settings errors are kept
+    in the result, as `status` and `run` go on without good settings.
+    """
+    machine: machines.Machine
+    library: object | None = None
+    simulation = None
+    if options.simulate is not None:
+        from agent.sim import node as simulated_nodes  # the simulator is loaded only when asked for
+
+        simulation = simulated_nodes.open_node(options.simulate, state=options.sim_state)
+        library = simulation.library
+        machine = simulation.machine
+        if options.sim_host == "real":
+            machine = real.RealMachine(simulated=simulation.name)
+    else:
+        machine = real.RealMachine()
+    session = sessions.Session(library, root=machine.root)
+    gpus = nvml_gpus.NvmlGpus(session, machine=machine)
+    request = source.Request(
+        root=machine.root,
+        files=options.settings,
+        mig_config=options.mig_config,
+        environ=options.environ,
+        flags={"listen": options.listen} if options.listen else {},
+    )
+    settings: model.Settings | None = None
+    settings_error: errors.SettingsError | None = None
+    try:
+        settings = source.load(request)
+    except errors.SettingsError as cause:
+        settings_error = cause
+    node = Node(
+        options=options,
+        machine=machine,
+        gpus=gpus,
+        request=request,
+        settings=settings,
+        settings_error=settings_error,
+        around=_surroundings(options, machine, gpus, request),
+        simulated=machine.simulated,
+        simulation=simulation,
+    )
+    try:
+        yield node
+    finally:
+        if node.lock is not None:
+            node.lock.release()
+        await gpus.close()
+        if simulation is not None:
+            simulation.close()
+
+
+def _surroundings(
+    options: Options, machine: machines.Machine, gpus: nvml_gpus.NvmlGpus, request: source.Request
+) -> cycle.Surroundings:
+    """Hand everything a cycle works with to it."""
+
+    async def with_holders(node: nodes.NodeState) -> nodes.NodeState:
+        return await threads.run(lambda: holders.merge(node, machine, own_pid=os.getpid()), name="holders")
+
+    return cycle.Surroundings(
+        gpus=gpus,
+        machine=machine,
+        load=lambda: source.load(request),
+        clock=options.clock,
+        holders=with_holders,
+        ownership=lambda settings, node: _ownership(machine, settings, node),
+        hindrance=lambda: _hindrance(options, machine),
+        machine_id=lambda: real.machine_id(machine),
+        any_hung=lambda: gpus.any_hung,
+        expected=lambda: len(pci.gpus(machine)) or None,
+        force=options.force,
+    )
+
+
+def _ownership(machine: machines.Machine, settings: model.Settings, node: nodes.NodeState) -> cycle.Ownership:
+    found = owner.decide(owner.gather(machine, settings, node))
+    return cycle.Ownership(owner=found.owner, may_write=found.may_write, code=found.code, why=found.why, takeover=found.takeover)
+
+
+def _hindrance(options: Options, machine: machines.Machine) -> tuple[str, str] | None:
+    """Return (code, sentence) of what forbids every change on this machine now, or None."""
+    switch = kill.active(machine, options.environ)
+    if switch is not None:
+        return ("kill-switch", switch)
+    if not machine.is_root():
+        return ("not-root", "changing MIG needs root; run gpunode as root to apply a layout")
+    return None
+
+
+def take_lock(node: Node) -> None:
+    """Take the one lock of this host, so that no other gpunode writes. Raises BlockedError when
+    another holds it; it is released when this process ends, however it ends."""
+    if node.lock is None:
+        node.lock = files.Lock.take(node.machine.path("/run/gpunode/lock"))
+
+
+async def observe(node: Node) -> nodes.NodeState:
+    """Return the node as it is, holders included. Raises DriverError."""
+    try:
+        return await node.around.holders(await node.gpus.observe())
+    except errors.DriverError as cause:
+        raise _with_hint(node, cause) from cause
+
+
+def _with_hint(node: Node, cause: errors.DriverError) -> errors.DriverError:
+    return cause if node.simulated else errors.DriverError(f"{cause}; {NO_DRIVER_HINT}")
+
+
+async def plan(node: Node) -> Planned:
+    """Return what would be done. Raises DriverError or SettingsError; never acts."""
+    settings = node.require_settings()
+    try:
+        seen = await cycle.look(node.around, settings)
+    except errors.DriverError as cause:
+        raise _with_hint(node, cause) from cause
+    return Planned(state=seen.node, layout=seen.layout, plan=seen.plan, problems=seen.problems, ownership=seen.ownership)
+
+
+async def apply(node: Node, *, stop: Callable[[], bool], progress: Callable[[str], None]) -> snapshot.Snapshot:
+    """Run one enforcement cycle that may act, under the lock of this host."""
+    take_lock(node)
+    around = dataclasses.replace(node.around, progress=progress)
+    return await cycle.run_cycle(around, intent=cycle.Intent.APPLY, trigger="apply", stop=stop)
+
+
+async def look(node: Node) -> snapshot.Snapshot:
+    """Return the snapshot of a cycle that only looks: bad settings or a missing driver are in it."""
+    return await cycle.run_cycle(node.around, intent=cycle.Intent.LOOK, trigger="look")
+
+
+async def sample(node: Node, *, gap: float = 0.12) -> measures.Sample:
+    """Visit every GPU, twice where activity is to be measured (GPM needs two samples 100 ms apart)."""
+    gpus = []
+    uuids = node.gpus.known()
+    for uuid in uuids:
+        gpus.append(await node.gpus.measure(uuid, slow=True))
+    if any(gpu.up for gpu in gpus):
+        await asyncio.sleep(gap)
+        gpus = [await node.gpus.measure(uuid, slow=False) for uuid in uuids]
+    versions = node.gpus.versions()
+    return measures.Sample(
+        taken=node.options.clock(),
+        generation=0,
+        nvml_up=versions is not None,
+        gpus=tuple(gpus),
+        driver_version=None if versions is None else versions.driver,
+        nvml_version=None if versions is None else versions.nvml,
+        cuda_version=None if versions is None else versions.cuda,
+    )

@@ -1,0 +1,221 @@
+"""The daemon: order of start and stop, signals, and how it ends when a driver call hangs.
+
+Start: serve first (health answers while the driver is awaited), then one enforcement cycle, then
+sampling, then READY. Stop: nothing new, the step at hand ends, at most 3 s, and `os._exit` when a
+thread is still inside the driver, because such a thread would keep the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import random
+import signal
+import sys
+import time
+
+from agent import app, errors, log, measures
+from agent.host import listen as inherited
+from agent.host import notify
+from agent.reconcile import loop, snapshot
+from agent.sample import loop as sampling
+from agent.serve import board as boards
+from agent.serve import server
+from agent.settings import source
+
+DEFAULT_LISTEN = ("127.0.0.1:19400",)
+STOP_WITHIN = 2.5
+"""Seconds until the process ends whatever hangs; the promise is 3."""
+DRIVER_WAIT = 180.0
+"""Seconds READY is held back for a driver that is not there yet."""
+
+
+class Daemon:
+    """One run of the daemon on one node."""
+
+    def __init__(self, node: app.Node) -> None:
+        self._node = node
+        self._board = boards.Board()
+        self._notify = notify.connect(node.options.environ)
+        self._first = asyncio.Event()
+        self._ready_by = time.monotonic() + (0.0 if node.simulated else DRIVER_WAIT)
+        self._ready = False
+        self._sampler = sampling.Sampler(
+            node.gpus,
+            clock=node.options.clock,
+            interval=node.settings.sample_interval if node.settings else 5.0,
+            publish=self._board.publish_sample,
+        )
+        self._around = dataclasses.replace(
+            node.around,
+            pause=self._sampler.pause,
+            resume=self._resume,
+            progress=lambda what: log.info("working", what=what),
+            announce=self._announce,
+        )
+        self.loop = loop.Loop(
+            self._around,
+            on_cycle=self._on_cycle,
+            fingerprint=lambda: source.fingerprint(node.request),
+            jitter=random.random,
+        )
+
+    async def _resume(self) -> None:
+        await self._sampler.resume()
+
+    def _announce(self, state: snapshot.Snapshot) -> None:
+        self._board.publish_snapshot(state)
+        self._notify.status(f"applying: {state.plan.steps} steps")
+
+    async def _on_cycle(self, result: snapshot.Snapshot) -> None:
+        self._board.publish_snapshot(result)
+        self._sampler.topology_changed(result.generation)
+        log.info(
+            "cycle",
+            phase=result.phase.value,
+            trigger=result.trigger,
+            seconds=f"{result.duration:.3f}",
+            steps=sum(len(steps) for _, steps in result.outcome.done) if result.outcome else 0,
+        )
+        for reason in result.reasons:
+            log.warning("not as wanted", code=reason.code, reason=reason.message, gpu=reason.gpu)
+        self._notify.status(_sentence(result))
+        waiting = result.phase is snapshot.Phase.WAITING and time.monotonic() < self._ready_by
+        if not self._ready and not waiting and result.phase is not snapshot.Phase.REBOOT_PENDING:
+            self._ready = True
+            self._notify.ready()
+            log.info("ready", phase=result.phase.value)
+        self._first.set()
+
+    def _on_event(self, event: measures.Event) -> None:
+        if event.kind == "mig-config-change":
+            self.loop.wake("mig-config-change")
+        elif event.kind == "xid":
+            self.loop.wake("xid")
+
+    async def _heartbeat(self) -> None:
+        """Note that the event loop turns, and tell systemd."""
+        while True:
+            self._board.loop_turned = self._node.options.clock()
+            self._notify.watchdog()
+            if not self._first.is_set():
+                self._notify.extend_timeout(30)
+            await asyncio.sleep(1.0)
+
+    async def _sample(self) -> None:
+        await self._first.wait()
+        await self._sampler.run()
+
+    async def run(self) -> int:
+        """Serve, enforce and measure until a signal; return the exit code."""
+        node = self._node
+        events = asyncio.get_running_loop()
+        stopped = asyncio.Event()
+
+        def stop(name: str) -> None:
+            if stopped.is_set():
+                return
+            log.info("stopping", signal=name)
+            self._notify.stopping()
+            self.loop.stop()
+            stopped.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            events.add_signal_handler(number, stop, number.name)
+        events.add_signal_handler(signal.SIGHUP, self.loop.wake, "reload")
+        self._board.loop_turned = node.options.clock()
+        self._board.publish_snapshot(
+            snapshot.Snapshot(phase=snapshot.Phase.STARTING, simulated=node.simulated, started=node.options.clock())
+        )
+        try:
+            app.take_lock(node)
+        except errors.BlockedError as cause:
+            log.error("another gpunode writes here; this one only observes", cause=cause)
+            reason = ("lock", str(cause))
+            self._around = dataclasses.replace(self._around, hindrance=lambda: reason)
+            self.loop = loop.Loop(
+                self._around,
+                on_cycle=self._on_cycle,
+                fingerprint=lambda: source.fingerprint(node.request),
+                jitter=random.random,
+            )
+        settings = node.settings
+        addresses = node.options.listen or (settings.listen if settings and settings.listen else DEFAULT_LISTEN)
+        serving = await server.start(
+            self._board,
+            listen=addresses,
+            sockets=inherited.sockets(node.options.environ),
+            web_config=settings.web_config_file if settings else None,
+            clock=node.options.clock,
+            dcgm=settings.dcgm_metrics if settings else False,
+        )
+        for address in serving.addresses:
+            log.info("serving", address=address, simulated=node.simulated)
+        tasks = [
+            asyncio.create_task(self._heartbeat(), name="heartbeat"),
+            asyncio.create_task(self.loop.run(), name="reconcile"),
+            asyncio.create_task(self._sample(), name="sample"),
+        ]
+        ended = asyncio.create_task(stopped.wait(), name="stop")
+        unwatch = node.gpus.watch(self._on_event)
+        try:
+            done, _ = await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            unwatch()
+        code = errors.EXIT_OK
+        for task in done:
+            if task is not ended and not task.cancelled() and task.exception() is not None:
+                log.error("a part of the daemon failed", part=task.get_name(), cause=repr(task.exception()))
+                code = errors.EXIT_FAILED
+        self.loop.stop()
+        await self._wind_down(tasks, serving)
+        ended.cancel()
+        return code
+
+    async def _wind_down(self, tasks: list[asyncio.Task[None]], serving: server.Server) -> None:
+        """End all parts, within the promised time; the step at hand may end first."""
+        reconcile = tasks[1]
+        await asyncio.wait([reconcile], timeout=STOP_WITHIN * 0.6)
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_WITHIN * 0.2):
+                await serving.close()
+        await asyncio.wait(tasks, timeout=STOP_WITHIN * 0.2)
+
+
+def _sentence(result: snapshot.Snapshot) -> str:
+    words = result.phase.value
+    if result.simulated:
+        words += f" (simulated {result.simulated})"
+    if result.reasons:
+        words += f": {result.reasons[0].message}"
+    return words
+
+
+async def _main(options: app.Options) -> int:
+    async with app.open(options) as node:
+        if node.simulated:
+            log.info("this node is simulated", node=node.simulated)
+        code = await Daemon(node).run()
+        if node.gpus.any_hung:
+            log.warning("ending although a driver call has not come back", gpus=" ".join(node.gpus.hung()))
+            end(code)
+        return code
+
+
+def end(code: int) -> None:
+    """End the process now, without waiting for threads that are inside the driver."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(options: app.Options) -> int:
+    """Run the daemon until a signal. Returns the exit code; raises GpunodeError when it cannot start."""
+    log.setup(verbose=options.verbose)
+    return asyncio.run(_main(options))
+
+
