@@ -12,7 +12,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -85,6 +85,18 @@ class Node:
         return self.settings
 
 
+class _HostAroundSimulation(real.RealMachine):
+    """This host, with simulated GPUs in it: units and reboot are real, a GPU reset is the simulator's."""
+
+    def __init__(self, simulated: machines.Machine) -> None:
+        super().__init__()
+        self.simulated = simulated.simulated
+        self._simulated_machine = simulated
+
+    def reset_gpus(self, pci_bus_ids: Sequence[str]) -> None:
+        self._simulated_machine.reset_gpus(pci_bus_ids)
+
+
 @contextlib.asynccontextmanager
 async def open(options: Options) -> AsyncIterator[Node]:  # noqa: A001  # reads as app.open, like a file
     """Open the node that the options name: this host, or a simulated one. Touches no GPU yet.
@@ -102,9 +114,9 @@ async def open(options: Options) -> AsyncIterator[Node]:  # noqa: A001  # reads 
         library = simulation.library
         machine = simulation.machine
         if options.sim_host == "real":
-            machine = real.RealMachine(simulated=simulation.name)
+            machine = _HostAroundSimulation(simulation.machine)
     else:
-        machine = real.RealMachine()
+        machine = real.RealMachine(real.host_root(options.environ))
     session = sessions.Session(library, root=machine.root)
     gpus = nvml_gpus.NvmlGpus(session, machine=machine)
     request = source.Request(
@@ -171,7 +183,7 @@ def _ownership(machine: machines.Machine, settings: model.Settings, node: nodes.
 
 def _hindrance(options: Options, machine: machines.Machine) -> tuple[str, str] | None:
     """Return (code, sentence) of what forbids every change on this machine now, or None."""
-    switch = kill.active(machine, options.environ)
+    switch = kill.reason(machine, options.environ)
     if switch is not None:
         return ("kill-switch", switch)
     if not machine.is_root():

@@ -38,7 +38,7 @@ class Daemon:
     def __init__(self, node: app.Node) -> None:
         self._node = node
         self._board = boards.Board()
-        self._notify = notify.connect(node.options.environ)
+        self._notify = notify.from_environment(node.options.environ)
         self._first = asyncio.Event()
         self._ready_by = time.monotonic() + (0.0 if node.simulated else DRIVER_WAIT)
         self._ready = False
@@ -146,7 +146,7 @@ class Daemon:
         serving = await server.start(
             self._board,
             listen=addresses,
-            sockets=inherited.sockets(node.options.environ),
+            sockets=inherited.sockets(dict(node.options.environ), pid=os.getpid()),
             web_config=settings.web_config_file if settings else None,
             clock=node.options.clock,
             dcgm=settings.dcgm_metrics if settings else False,

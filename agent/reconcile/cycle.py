@@ -469,9 +469,8 @@ def _remember(around: Surroundings, seen: Look) -> None:
         if _read_json(place) == document:
             continue
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            files.write_atomic(place, json.dumps(document) + "\n")
-        except (OSError, errors.GpunodeError) as cause:
+            files.write_atomic(place, json.dumps(document).encode())
+        except OSError as cause:
             log.warning("cannot remember the layout in force", path=place, cause=cause)
 
 
@@ -490,7 +489,7 @@ def _remembered_indexes(machine: machines.Machine) -> dict[int, str] | None:
 
 def _read_json(path: Path) -> dict[str, dict[str, str]] | None:
     try:
-        document = json.loads(files.read_text(path))
-    except (OSError, ValueError, errors.GpunodeError):
+        document = json.loads(files.read_bounded(path))
+    except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None

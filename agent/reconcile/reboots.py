@@ -11,7 +11,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-from agent import errors
 from agent.host import files
 
 WINDOW = 24 * 3600.0
@@ -86,24 +85,23 @@ class Guard:
         """
         try:
             requests = self._read()
-        except (OSError, ValueError, errors.GpunodeError) as cause:
+        except (OSError, ValueError) as cause:
             return Verdict(allowed=False, why=f"cannot read what reboots were requested before ({self.path}): {cause}")
         verdict = decide(requests, target=target, boot_id=self.boot_id, machine_id=self.machine_id, now=now)
         if not verdict.allowed:
             return verdict
         request = Request(target=target, boot_id=self.boot_id, machine_id=self.machine_id, at=now)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_atomic(self.path, render((*requests, request)))
+            files.write_atomic(self.path, render((*requests, request)).encode())
             if request not in self._read():
                 raise OSError("the record read back lacks the request")
-        except (OSError, ValueError, errors.GpunodeError) as cause:
+        except (OSError, ValueError) as cause:
             return Verdict(allowed=False, why=f"cannot record the reboot durably ({self.path}): {cause}")
         return verdict
 
     def _read(self) -> tuple[Request, ...]:
         try:
-            text = files.read_text(self.path)
+            text = files.read_bounded(self.path).decode()
         except FileNotFoundError:
             return ()
         return parse(text)
