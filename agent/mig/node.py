@@ -183,7 +183,8 @@ class Gpu:
     `mode` is None on a GPU without MIG. `model` is the settings key (`a100.40gb`). `resetless` is
     whether a mode change takes effect without a reset, None when the driver does not tell.
     `geometry_unknown` is a sentence where the part can do MIG but nothing tells its profiles.
-    For a lost or hung GPU only identity and `problem` are to be trusted.
+    For a lost or hung GPU only identity and `problem` are to be trusted. `openers` have the GPU's
+    device file open (monitors, nvidia-persistenced): they do not use it, but make a reset fail.
     """
 
     index: int
@@ -203,6 +204,7 @@ class Gpu:
     offers: tuple[ProfileOffer, ...] = ()
     instances: tuple[GpuInstance, ...] = ()
     holders: tuple[Holder, ...] = ()
+    openers: tuple[Holder, ...] = ()
 
     @property
     def mig_capable(self) -> bool:
