@@ -95,8 +95,8 @@ def decide(signals: Signals) -> Ownership:
             "dra-dynamic",
             False,
             "owner-dra-dynamic",
-            "the NVIDIA DRA driver runs with DynamicMIG: it makes and destroys instances itself, and destroys those it did"
-            " not make",
+            "the NVIDIA DRA driver runs with DynamicMIG: it makes and destroys instances itself, and destroys those it"
+            " did not make",
             "turn its feature gate DynamicMIG off; gpunode then partitions statically",
         )
     if signals.dra_remembered and not taken:
@@ -124,8 +124,8 @@ def decide(signals: Signals) -> Ownership:
             "gpunode",
             False,
             "ecs-no-mig",
-            f"this is an ECS node ({signals.ecs}), and ECS cannot give out MIG instances: it would hand the whole GPU's name"
-            " to containers, which then cannot use it",
+            f"this is an ECS node ({signals.ecs}), and ECS cannot give out MIG instances: it would hand the whole GPU's"
+            " name to containers, which then cannot use it",
             "set allow-mig-on-ecs = true if nothing is scheduled by ECS's GPU requirements here",
         )
     why = "the settings say so" if taken else "nobody else was found that partitions GPUs here"
@@ -147,7 +147,8 @@ def _on_bottlerocket(signals: Signals, *, taken: bool) -> Ownership | None:
                 "migmanager",
                 False,
                 "owner-migmanager",
-                "Bottlerocket's nvidia-migmanager partitions at boot (device-partitioning-strategy is mig); gpunode verifies",
+                "Bottlerocket's nvidia-migmanager partitions at boot (device-partitioning-strategy is mig); gpunode"
+                " verifies",
                 _TAKE_OVER,
             )
     elif signals.ampere and signals.wants_mig:
@@ -156,8 +157,8 @@ def _on_bottlerocket(signals: Signals, *, taken: bool) -> Ownership | None:
             "nobody",
             False,
             "owner-reboot-loop",
-            f"MIG on Ampere needs a reboot, and Bottlerocket's nvidia-migmanager turns MIG off and reboots at every boot while"
-            f" {off}: enabling it would never end",
+            "MIG on Ampere needs a reboot, and Bottlerocket's nvidia-migmanager turns MIG off and reboots at every boot"
+            f" while {off}: enabling it would never end",
             'set settings.kubelet-device-plugins.nvidia.device-partitioning-strategy = "mig" (and enabled = true)',
         )
     if signals.migmanager_busy is not None:
