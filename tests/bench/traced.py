@@ -1,0 +1,135 @@
+"""gpunode with a counter between pynvml and the simulated driver.
+
+`python -m tests.bench.traced COUNTS VERB …` runs `gpunode VERB …`, and writes COUNTS (JSON) at its
+end and on each SIGUSR1: calls of every NVML function, and the CPU seconds spent inside the
+simulator, which a real driver would not cost this process. What the counter itself costs is
+measured first and counted with the simulator.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from agent.sim import node as nodes
+
+
+class Counter:
+    """Stands where the simulated library stands and passes every call on to it."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._wrapped: dict[str, Any] = {}
+        self._threads: list[dict[str, list[float]]] = []
+        self._local = threading.local()
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._wrapped.get(name)
+        if found is None:
+            inner = getattr(self._library, name)
+            if not callable(inner):
+                return inner
+            found = functools.partial(self._call, name, inner)
+            self._wrapped[name] = found
+        return found
+
+    def _call(self, name: str, inner: Callable[..., Any], *args: Any) -> Any:
+        try:
+            mine = self._local.mine
+        except AttributeError:
+            mine = self._local.mine = {}
+            self._threads.append(mine)
+        cell = mine.get(name)
+        if cell is None:
+            cell = mine[name] = [0, 0.0]
+        started = time.thread_time()
+        try:
+            return inner(*args)
+        finally:
+            cell[1] += time.thread_time() - started
+            cell[0] += 1
+
+    def totals(self) -> tuple[dict[str, int], float]:
+        """Return calls by function and the CPU seconds within them."""
+        calls: dict[str, int] = {}
+        seconds = 0.0
+        for mine in tuple(self._threads):
+            for name, (count, spent) in tuple(mine.items()):
+                calls[name] = calls.get(name, 0) + int(count)
+                seconds += spent
+        return calls, seconds
+
+
+def _own_cost() -> float:
+    """Return the CPU seconds that counting adds to one call and that `totals` does not hold."""
+
+    class Nothing:
+        @staticmethod
+        def nothing() -> int:
+            return 0
+
+    counter = Counter(Nothing())
+    call = counter.nothing
+    started = time.thread_time()
+    for _ in range(20000):
+        call()
+    return (time.thread_time() - started - counter.totals()[1]) / 20000
+
+
+class _Node:
+    """A simulated node whose library is counted; everything else is the node's own."""
+
+    def __init__(self, node: Any, counter: Counter) -> None:
+        self._node = node
+        self.library = counter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+
+def main() -> None:
+    """Count, and run the command line."""
+    target, argv = Path(sys.argv[1]), sys.argv[2:]
+    counters: list[Counter] = []
+    cost = _own_cost()
+    original = nodes.open_node
+
+    def open_node(*args: Any, **options: Any) -> Any:
+        node = original(*args, **options)
+        counter = Counter(node.library)
+        counters.append(counter)
+        return _Node(node, counter)
+
+    def dump(_number: int = 0, _frame: FrameType | None = None) -> None:
+        calls: dict[str, int] = {}
+        seconds = 0.0
+        for counter in counters:
+            more, spent = counter.totals()
+            seconds += spent + cost * sum(more.values())
+            for name, count in more.items():
+                calls[name] = calls.get(name, 0) + count
+        document = {"calls": calls, "simulator_seconds": seconds, "cpu_seconds": time.process_time()}
+        draft = target.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(document), encoding="utf-8")
+        draft.replace(target)
+
+    nodes.open_node = open_node
+    signal.signal(signal.SIGUSR1, dump)
+    atexit.register(dump)
+    from agent.cli import parser
+
+    sys.exit(parser.run(argv))
+
+
+if __name__ == "__main__":
+    main()
