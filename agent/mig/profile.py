@@ -72,7 +72,8 @@ def parse(text: str) -> Profile:
         words = tuple(match["attrs"].split(","))
         for word in words:
             if _ATTRIBUTE.fullmatch(word) is None:
-                raise ProfileSyntaxError(f'"{text}" is not a MIG profile name: "{word}" is no attribute (like me, gfx or me.all)')
+                why = f'"{word}" is no attribute (like me, gfx or me.all)'
+                raise ProfileSyntaxError(f'"{text}" is not a MIG profile name: {why}')
         if len(set(words)) != len(words):
             raise ProfileSyntaxError(f'"{text}" is not a MIG profile name: an attribute is given twice')
     slices = int(match["g"])
