@@ -11,7 +11,7 @@ SETTINGS ?= bottlerocket/examples/p4d-uniform.toml
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format types imports cover full bench baseline check clean
+.PHONY: help setup run test lint format types imports tables cover full bench baseline check clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ types: setup ## check types
 imports: setup ## check who may import whom
 	$(BIN)/lint-imports
 
+tables: setup ## check that the tables of GPUs and EC2 types say what the facts say
+	$(BIN)/python packaging/generate_tables.py --check
+
 cover: setup ## run the tests and hold the coverage gates: agent/mig and agent/settings 100 %, all 95 %
 	rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest -n $(WORKERS) -q --cov --cov-report=
@@ -67,7 +70,7 @@ bench: setup ## measure, print a table, write bench-results.json, compare with t
 baseline: setup ## measure and make the result the new baseline
 	$(BIN)/python -m tests.bench --write-baseline
 
-check: lint types imports test ## what a change must pass
+check: lint types imports tables test ## what a change must pass
 
 clean: ## remove what was made here
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis .coverage .coverage.* bench-results.json
