@@ -20,13 +20,25 @@ PROGRAM = "gpunode"
 VERBS = {
     "run": ("enforce the layout, then watch, sample and serve until stopped", "gpunode run --simulate p4d.24xlarge"),
     "apply": ("bring the node to its layout once, then exit", "gpunode apply --yes --settings layout.toml"),
-    "plan": ("show what apply would do, and why; touches nothing", "gpunode plan --mig-config config.yaml:half-balanced"),
+    "plan": (
+        "show what apply would do, and why; touches nothing",
+        "gpunode plan --mig-config config.yaml:half-balanced",
+    ),
     "status": ("show the node now: GPUs, instances, who uses them, drift", "gpunode status --check --wait 60"),
-    "check": ("read the settings and tell every mistake with file, line and key", "gpunode check --settings layout.toml"),
-    "profiles": ("list what each GPU can be split into, and what still fits", "gpunode profiles --simulate p5.48xlarge"),
+    "check": (
+        "read the settings and tell every mistake with file, line and key",
+        "gpunode check --settings layout.toml",
+    ),
+    "profiles": (
+        "list what each GPU can be split into, and what still fits",
+        "gpunode profiles --simulate p5.48xlarge",
+    ),
     "resources": ("tell what schedulers will see: device plugin, DRA, ECS", "gpunode resources --output json"),
     "export": ("write the present layout down as a settings document", "gpunode export --format gpunode > layout.toml"),
-    "simulate": ("list and describe nodes that are not there, and act on one", "gpunode simulate describe p4d.24xlarge"),
+    "simulate": (
+        "list and describe nodes that are not there, and act on one",
+        "gpunode simulate describe p4d.24xlarge",
+    ),
     "support": ("gather what a bug report needs into one file", "gpunode support --to bundle.tar.gz"),
     "version": ("print the version; -v adds those of libraries and driver", "gpunode version -v"),
 }
@@ -43,7 +55,12 @@ _COMMON = (
         "read this document instead of the host's files and API (repeatable; in the variable, with colons between)",
     ),
     ("--mig-config", "GPUNODE_MIG_CONFIG", "FILE[:LABEL]", "take the layout from a mig-parted document"),
-    ("--simulate", "GPUNODE_SIMULATE", "NODE", "work on a node that is not there: p4d.24xlarge, h100.80gb:2, or a node file"),
+    (
+        "--simulate",
+        "GPUNODE_SIMULATE",
+        "NODE",
+        "work on a node that is not there: p4d.24xlarge, h100.80gb:2, or a node file",
+    ),
     ("--sim-state", "GPUNODE_SIM_STATE", "FILE", "keep the simulated node in this file, shared by processes"),
     (
         "--sim-host",
@@ -107,8 +124,7 @@ def overview() -> str:
 
 
 def _environment(name: str, environ: "dict[str, str]") -> str | None:
-    value = environ.get(name)
-    return value if value else None
+    return environ.get(name) or None
 
 
 def _truth(name: str, environ: "dict[str, str]") -> bool:
@@ -143,7 +159,9 @@ def build(verb: str, environ: "dict[str, str]") -> argparse.ArgumentParser:
             told = f"{', '.join(outputs)} (the first is the default) [{variable}]"
             common.add_argument(name, choices=outputs, default=default or "table", metavar=value, help=told)
         elif name == "--sim-host":
-            common.add_argument(name, choices=("private", "real"), default=default or "private", metavar=value, help=told)
+            common.add_argument(
+                name, choices=("private", "real"), default=default or "private", metavar=value, help=told
+            )
         else:
             common.add_argument(name, default=default, metavar=value, help=told)
     common.add_argument("-v", "--verbose", action="store_true", help="say more [GPUNODE_VERBOSE]")
@@ -161,7 +179,9 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _apply_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask; needed where there is no terminal [GPUNODE_YES]")
+    parser.add_argument(
+        "-y", "--yes", action="store_true", help="do not ask; needed where there is no terminal [GPUNODE_YES]"
+    )
     _force(parser)
 
 
@@ -175,10 +195,16 @@ def _force(parser: argparse.ArgumentParser) -> None:
 
 def _status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="print nothing but what is off, and answer by exit code")
-    parser.add_argument("--wait", type=_seconds, metavar="SECONDS", help="with --check: wait so long for the node to be as wanted")
+    parser.add_argument(
+        "--wait", type=_seconds, metavar="SECONDS", help="with --check: wait so long for the node to be as wanted"
+    )
     parser.add_argument("--watch", action="store_true", help="draw the status again and again, until Ctrl-C")
     parser.add_argument(
-        "--interval", type=_seconds, default=2.0, metavar="SECONDS", help="with --watch: how often (2 seconds unless given)"
+        "--interval",
+        type=_seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="with --watch: how often (2 seconds unless given)",
     )
 
 
@@ -216,7 +242,9 @@ def _simulate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _support_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", metavar="FILE", help="write the bundle here (gpunode-support-DATE.tar.gz unless given; - is stdout)")
+    parser.add_argument(
+        "--to", metavar="FILE", help="write the bundle here (gpunode-support-DATE.tar.gz unless given; - is stdout)"
+    )
 
 
 _ARGUMENTS = {
