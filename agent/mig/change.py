@@ -56,12 +56,15 @@ class Change:
     new: tuple[New, ...]
 
 
-def describe(gpu: nodes.Gpu, busy: Callable[[Sequence[nodes.Holder]], bool]) -> tuple[Present, ...]:
-    """Return the instances of `gpu` in their order. `busy` judges holders; a compute instance is
-    busy by its own and by those of its GPU instance, a GPU instance by anybody's in it."""
-    geometry = placement.geometry_of(gpu.offers)
+def describe(
+    geometry: search.Geometry,
+    instances: Sequence[nodes.GpuInstance],
+    busy: Callable[[Sequence[nodes.Holder]], bool],
+) -> tuple[Present, ...]:
+    """Return `instances` in their order. `busy` judges holders; a compute instance is busy by its
+    own and by those of its GPU instance, a GPU instance by anybody's in it."""
     found = []
-    for instance in gpu.instances:
+    for instance in instances:
         number = geometry.number(instance.profile)
         offer = None if number is None else geometry.offers[number]
         whole = busy(instance.holders)

@@ -196,6 +196,7 @@ class Gpu:
     problem: str | None = None
     architecture: str = ""
     pci_device_id: int = 0
+    pci_subsystem_id: int | None = None
     minor: int | None = None
     memory_bytes: int = 0
     mode: ModeState | None = None

@@ -45,28 +45,34 @@ def kinds(gpu: nodes.Gpu, instances: Sequence[layouts.InstanceSpec]) -> tuple[Ki
     geometry = geometry_of(gpu.offers)
     found = []
     for spec in instances:
-        number = geometry.number(spec.profile)
-        if number is None:
-            names = ", ".join(str(offer.profile) for offer in gpu.offers) or "nothing"
-            raise Refusal(f"cannot place {spec.profile} on {_gpu(gpu)}: it offers {names}")
-        offer = geometry.offers[number]
-        base = geometry.base_multiprocessors
-        split = tuple(cis.kind_of(offer, part, base_multiprocessors=base) for part in spec.compute) or (cis.WHOLE,)
-        strange = [part for part in spec.compute if part.gpu_instance != spec.profile]
-        if strange:
-            raise Refusal(f"cannot split {spec.profile} into {strange[0]}: that is a part of {strange[0].gpu_instance}")
-        problem = cis.problem(offer, split)
-        if problem is not None:
-            raise Refusal(f"{problem} (on {_gpu(gpu)})")
-        if not offer.placements:
-            raise Refusal(f"cannot place {spec.profile} on {_gpu(gpu)}: the driver tells no place for it")
-        if spec.start is not None and all(p.start != spec.start for p in offer.placements):
-            starts = ", ".join(str(p.start) for p in sorted(offer.placements))
-            raise Refusal(
-                f"cannot place {spec.profile} at memory slice {spec.start} on {_gpu(gpu)}: it can start at {starts}"
-            )
-        found.append(Kind(number, tuple(sorted(split)), -1 if spec.start is None else spec.start))
+        kind = _kind(geometry, spec)
+        if isinstance(kind, str):
+            raise Refusal(f"cannot place {spec.profile} on {_gpu(gpu)}: {kind}")
+        found.append(kind)
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=1024)
+def _kind(geometry: search.Geometry, spec: layouts.InstanceSpec) -> Kind | str:
+    """Return the kind of a spec, or why this geometry does not have it."""
+    number = geometry.number(spec.profile)
+    if number is None:
+        return f"it offers {', '.join(str(offer.profile) for offer in geometry.offers) or 'no profile'}"
+    offer = geometry.offers[number]
+    if not offer.placements:
+        return "the driver tells no place for it"
+    for part in spec.compute:
+        if part.gpu_instance != spec.profile:
+            return f"{part} is a part of {part.gpu_instance}, not of it"
+    base = geometry.base_multiprocessors
+    split = tuple(cis.kind_of(offer, part, base_multiprocessors=base) for part in spec.compute) or (cis.WHOLE,)
+    problem = cis.problem(offer, split)
+    if problem is not None:
+        return problem
+    if spec.start is not None and all(place.start != spec.start for place in offer.placements):
+        starts = ", ".join(str(place.start) for place in sorted(offer.placements))
+        return f"no place of it starts at memory slice {spec.start} (they start at {starts})"
+    return Kind(number, tuple(sorted(split)), -1 if spec.start is None else spec.start)
 
 
 def groups_of(geometry: search.Geometry, wanted: Iterable[Kind]) -> tuple[tuple[Kind, search.Group], ...]:
@@ -96,16 +102,27 @@ def fits_empty(gpu: nodes.Gpu, instances: Sequence[layouts.InstanceSpec]) -> str
     """Return None when an empty GPU of this kind can hold `instances`, else the sentence that says
     which resource runs out, how the slices lie, and what is the nearest that fits."""
     try:
-        wanted = kinds(gpu, instances)
-    except Refusal as refusal:
-        return str(refusal)
+        return refusal(gpu, kinds(gpu, instances))
+    except Refusal as cause:
+        return str(cause)
+
+
+def refusal(gpu: nodes.Gpu, wanted: tuple[Kind, ...]) -> str | None:
+    """Return why an empty GPU cannot hold `wanted`, None when it can."""
     geometry = geometry_of(gpu.offers)
+    shortage = _shortage(geometry, tuple(sorted(wanted)))
+    return None if shortage is None else _too_much(gpu, geometry, wanted, shortage)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shortage(geometry: search.Geometry, wanted: tuple[Kind, ...]) -> search.Shortage | None:
+    """Return what runs out on an empty GPU, places included."""
     shortage = geometry.shortage(count_by_offer(wanted))
-    if shortage is None:
-        if search.arrange(geometry, [group for _, group in groups_of(geometry, wanted)], {}) is not None:
-            return None
-        shortage = search.Shortage("memory slices", "no places that do not overlap")
-    return _too_much(gpu, geometry, wanted, shortage)
+    if shortage is not None:
+        return shortage
+    if search.arrange(geometry, [group for _, group in groups_of(geometry, wanted)], {}) is not None:
+        return None
+    return search.Shortage("memory slices", "no places that do not overlap")
 
 
 def remaining(gpu: nodes.Gpu, profile: profiles.Profile) -> int:
@@ -232,19 +249,16 @@ def nearest(geometry: search.Geometry, wanted: Sequence[Kind]) -> str:
         placed = _place(geometry, free)
         if placed is not None:
             return ", ".join(f"{label} at {start}" for label, start, _ in sorted(placed, key=lambda entry: entry[1]))
-    goal = count_by_offer(wanted)
+    goal = collections.Counter(count_by_offer(wanted))
     sizes = [(offer.size, offer.slices) for offer in geometry.offers]
     best: tuple[int, int, tuple[int, ...]] | None = None
-    for holding in _holdings(geometry):
-        counts = collections.Counter(holding)
-        kept = counts & collections.Counter(goal)
+    for holding, counts in _holdings(geometry):
+        kept = counts & goal
         more = sorted((sizes[n] for n in (counts - kept).elements()), reverse=True)
-        less = sorted((sizes[n] for n in (collections.Counter(goal) - kept).elements()), reverse=True)
-        if not _within(more, less):
-            continue
+        less = sorted((sizes[n] for n in (goal - kept).elements()), reverse=True)
         lost = sum(map(sum, less)) - sum(map(sum, more))
         score = (lost, len(less), holding)
-        if best is None or score < best:
+        if (best is None or score < best) and _within(more, less):
             best = score
     if best is None or not best[2]:
         return ""
@@ -262,14 +276,15 @@ def _within(small: Sequence[tuple[int, int]], large: Sequence[tuple[int, int]]) 
     return False
 
 
-def _holdings(geometry: search.Geometry) -> Iterable[tuple[int, ...]]:
-    """Every multiset of offers that an empty GPU can hold, as sorted numbers."""
+@functools.lru_cache(maxsize=16)
+def _holdings(geometry: search.Geometry) -> tuple[tuple[tuple[int, ...], collections.Counter[int]], ...]:
+    """Every multiset of offers that an empty GPU can hold, as sorted numbers and counted."""
 
     def walk(first: int, chosen: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
         yield chosen
         for number in range(first, len(geometry.offers)):
             more = (*chosen, number)
-            if _place(geometry, [Kind(n, ()) for n in more]) is not None:
+            if _shortage(geometry, tuple(Kind(n, ()) for n in more)) is None:
                 yield from walk(number, more)
 
-    return walk(0, ())
+    return tuple((holding, collections.Counter(holding)) for holding in walk(0, ()))

@@ -321,7 +321,7 @@ class _Case:
         off = SetMigMode(False, why=self._because("MIG off is wanted"))
         if not mode.current:
             return self._result([SetMigMode(False, why=self._because("MIG would come on with the next reset"))], drift)
-        drift += [self._extra(instance) for instance in self.gpu.instances]
+        drift += [self._extra(instance) for instance in sorted(self.gpu.instances, key=lambda i: i.placement)]
         waits = not mode.pending and not is_resetless(self.gpu)
         if waits and not self.policy.reset and not self.policy.reboot:
             return self._mode_pending(drift)
@@ -365,7 +365,7 @@ class _Case:
         if gpu.offers:
             try:
                 kinds = placement.kinds(gpu, self.wanted.instances)
-                refusal = placement.fits_empty(gpu, self.wanted.instances)
+                refusal = placement.refusal(gpu, kinds)
             except placement.Refusal as cause:
                 refusal = str(cause)
             if refusal is not None:
@@ -399,7 +399,7 @@ class _Case:
         geometry = placement.geometry_of(gpu.offers)
         # Who holds the whole GPU without being seen on an instance may use any of them.
         everything = self.blind is not None or any(h.kind != "open-file" for h in self._users(gpu.holders))
-        present = changes.describe(gpu, lambda holders: everything or bool(self._users(holders)))
+        present = changes.describe(geometry, gpu.instances, lambda holders: everything or bool(self._users(holders)))
         found = changes.find(geometry, kinds, present, True)
         if found is None:
             return self._in_the_way(geometry, kinds, present, drift)
@@ -534,8 +534,13 @@ class _Case:
                 if number not in one.compute.kept:
                     named = f"compute instance {existing.id} ({existing.profile})"
                     yield Drift("extra", f"{named} of {where} is not wanted")
-        for number in change.gone:
-            yield self._extra(self.gpu.instances[number])
+        elsewhere = {geometry.offers[new.kind.offer].profile for new in change.new}
+        for instance in sorted((self.gpu.instances[number] for number in change.gone), key=lambda i: i.placement):
+            if instance.profile in elsewhere:
+                named = f"GPU instance {instance.id} ({instance.profile} at {instance.placement})"
+                yield Drift("extra", f"{named} does not lie where it is wanted")
+            else:
+                yield self._extra(instance)
 
 
 def _destroy(instance: nodes.GpuInstance, compute: nodes.ComputeInstance, why: str) -> DestroyComputeInstance:
