@@ -141,9 +141,7 @@ def view(table: Table | None, source: str) -> model.BottlerocketView:
     )
 
 
-def _find(
-    doc: document.Document, path: locate.Path, problems: list[errors.Problem], *, strict: bool
-) -> Table | None:
+def _find(doc: document.Document, path: locate.Path, problems: list[errors.Problem], *, strict: bool) -> Table | None:
     """Return the table at `path`. `strict` is for documents of people, where a slip is an error."""
     here: object = doc.data
     for number, key in enumerate(path):
@@ -164,7 +162,12 @@ def _find(
 
 
 def _table(
-    doc: document.Document, path: locate.Path, raw: Mapping[str, object], problems: list[errors.Problem], *, strict: bool
+    doc: document.Document,
+    path: locate.Path,
+    raw: Mapping[str, object],
+    problems: list[errors.Problem],
+    *,
+    strict: bool,
 ) -> Table:
     for key in raw:
         if key not in _KNOWN:

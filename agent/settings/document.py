@@ -156,7 +156,9 @@ def decode(data: bytes, name: str) -> str:
     place = data.find(b"\0")
     if place >= 0:
         line = data.count(b"\n", 0, place) + 1
-        raise Unreadable(errors.Problem("error", "nul-byte", "holds a NUL byte, so it is no text", file=name, line=line))
+        raise Unreadable(
+            errors.Problem("error", "nul-byte", "holds a NUL byte, so it is no text", file=name, line=line)
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as cause:

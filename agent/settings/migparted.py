@@ -43,7 +43,7 @@ def load(
         data = document.read(path)
         if data is None:
             message = f"the mig-parted document {name} does not exist"
-            problems.append(errors.Problem("error", "not-found", message, file=asked.file or name, line=asked.line, key=asked.key))
+            problems.append(_at(asked, "not-found", message, name))
             return None
         doc = parse(data, name, source)
     except document.Unreadable as cause:
@@ -123,8 +123,13 @@ def _choose(
     near = tables.nearest(label, configs)
     hint = f'did you mean "{near}"? ' if near else ""
     message = f"there is no label {document.quote(label)} in {doc.name}; {hint}It has {names}"
-    problems.append(errors.Problem("error", "label", message, file=asked.file or doc.name, line=asked.line, key=asked.key))
+    problems.append(_at(asked, "label", message, doc.name))
     return None
+
+
+def _at(asked: model.Origin, code: str, message: str, name: str) -> errors.Problem:
+    """Return a problem with how a document was asked for."""
+    return errors.Problem("error", code, message, file=asked.file or name, line=asked.line, key=asked.key)
 
 
 def _entries(
@@ -141,7 +146,8 @@ def _entry(
     doc: document.Document, path: locate.Path, raw: object, problems: list[errors.Problem]
 ) -> model.MigPartedEntry | None:
     if not isinstance(raw, Mapping):
-        problems.append(doc.problem("wrong-type", f"must be a mapping with devices and mig-enabled, and is {document.quote(raw)}", path))
+        message = f"must be a mapping with devices and mig-enabled, and is {document.quote(raw)}"
+        problems.append(doc.problem("wrong-type", message, path))
         return None
     before = sum(p.is_error for p in problems)
     for key in raw:

@@ -305,7 +305,5 @@ class GpunodeTable(_Table):
     mig_parted: MigPartedTable | None = None
 
 
-OPTIONS: tuple[str, ...] = tuple(
-    name for name in GpunodeTable.model_fields if name not in ("layout", "mig_parted")
-)
+OPTIONS: tuple[str, ...] = tuple(name for name in GpunodeTable.model_fields if name not in ("layout", "mig_parted"))
 """Field names of the options, in the order of the documentation: the keys with `_` for `-`."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from agent import errors, log
-from agent.settings import bottlerocket, document, migparted, model, tables, toml, userdata, watch, yaml
+from agent.settings import bottlerocket, document, migparted, model, tables, toml, userdata, watch
 
 CONFIG_FILE = "etc/gpunode/config.toml"
 CONFIG_DIRECTORY = "etc/gpunode/config.d"
@@ -218,7 +218,7 @@ def _config_files(request: Request, problems: list[errors.Problem]) -> tuple[Pat
 def _drop_ins(directory: Path, complain: Callable[[errors.Problem], None]) -> tuple[Path, ...]:
     """Return the drop-ins, in lexical order; hidden files are those of editors and of mounts."""
     try:
-        names = sorted(os.listdir(directory))
+        names = sorted(entry.name for entry in directory.iterdir())
     except FileNotFoundError:
         return ()
     except OSError as cause:
@@ -273,9 +273,8 @@ def _flags(request: Request, problems: list[errors.Problem], reads: list[Path]) 
     layer = _Layer()
     raw: dict[str, object] = {}
     for field, value in request.flags.items():
-        if isinstance(value, tuple):
-            value = list(value)
-        raw[field.replace("_", "-")] = str(value) if isinstance(value, Path) else value
+        plain = list(value) if isinstance(value, tuple) else value
+        raw[field.replace("_", "-")] = str(plain) if isinstance(plain, Path) else plain
     _take(layer, raw, "flags", lambda key: f"--{key}", problems)
     if request.mig_config is not None:
         _take_mig_config(layer, request.mig_config, model.Origin("flags", key="--mig-config"), problems, reads)
@@ -322,9 +321,7 @@ def _take_mig_config(
 ) -> None:
     path, label = migparted.split(argument)
     reads.append(path)
-    layer.declaration = migparted.load(
-        path, label=label, source=document.shown(path), asked=asked, problems=problems
-    )
+    layer.declaration = migparted.load(path, label=label, source=document.shown(path), asked=asked, problems=problems)
     layer.sources.append(document.shown(path))
 
 

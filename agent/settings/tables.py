@@ -114,7 +114,9 @@ def _keys(raw: object, loc: tuple[int | str, ...]) -> locate.Path:
     path: locate.Path = ()
     here: Any = raw
     for part in loc:
-        if (isinstance(here, dict) and part in here) or (isinstance(here, list) and isinstance(part, int)):
+        if isinstance(here, dict) and part not in here:
+            continue  # the tag of a union, or a key that is missing
+        if isinstance(here, list | dict) and (isinstance(here, dict) or isinstance(part, int)):
             path = (*path, part)
             here = here[part]
     return path

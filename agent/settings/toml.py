@@ -55,9 +55,7 @@ def read(doc: document.Document, problems: list[errors.Problem], *, root: Path =
     return part
 
 
-def _gpunode(
-    doc: document.Document, raw: object, part: Part, problems: list[errors.Problem], root: Path
-) -> None:
+def _gpunode(doc: document.Document, raw: object, part: Part, problems: list[errors.Problem], root: Path) -> None:
     table = tables.check(model.GpunodeTable, doc, _GPUNODE, raw, problems)
     if table is None:
         return
@@ -111,7 +109,9 @@ def _layout(
         problems.append(doc.problem("selector", message, path))
     mig = table.mig is not False
     if not mig and table.instances:
-        problems.append(doc.problem("instances-without-mig", "has instances although mig = false", (*path, "instances")))
+        problems.append(
+            doc.problem("instances-without-mig", "has instances although mig = false", (*path, "instances"))
+        )
     if mig and table.instances is None:
         message = "says nothing to do: give instances, or mig = false (instances = {} is MIG on without instances)"
         if table.mig is None:
@@ -168,7 +168,7 @@ def _instances(
                 continue
             if not profile.is_gpu_instance:
                 message = (
-                    f"{profile} is a compute instance; write profile = \"{profile.gpu_instance}\" "
+                    f'{profile} is a compute instance; write profile = "{profile.gpu_instance}" '
                     f'with compute = ["{profile}"]'
                 )
                 problems.append(doc.problem("profile-kind", message, (*at, "profile")))
@@ -183,4 +183,3 @@ def _instances(
             if profile is not None and count > 0:
                 found.append(model.WantedInstance(profile, doc.origin((*path, text)), count=count))
     return tuple(found)
-

@@ -9,7 +9,6 @@ change counts once it has held still for a moment.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -30,7 +29,9 @@ def stamp(path: Path) -> str:
         return f"{path} errno {cause.errno}"
     except ValueError:
         return f"{path} unusable"
-    return f"{path} {found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_mode}"
+    return (
+        f"{path} {found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_mode}"
+    )
 
 
 def stamps(paths: Iterable[Path]) -> list[str]:
@@ -89,8 +90,8 @@ def vanished(good: model.Settings, fresh: model.Settings) -> tuple[errors.Proble
 
 def _group(source: str) -> str:
     """Return what counts as one source: config.toml and its drop-ins do."""
-    folder, name = os.path.split(source)
-    if name == "config.toml" or os.path.basename(folder) == "config.d":
+    path = Path(source)
+    if path.name == "config.toml" or path.parent.name == "config.d":
         return "configuration files"
     return source
 

@@ -37,7 +37,7 @@ def parse(data: bytes, *, name: str, source: str, path: Path | None = None) -> d
 
     text = document.decode(data, name)
     try:
-        root = ruamel.yaml.YAML(typ="rt", pure=True).compose(text)  # type: ignore[no-untyped-call]
+        root = ruamel.yaml.YAML(typ="rt", pure=True).compose(text)
         reading = _Reading(name)
         values = reading.value(root, ()) if root is not None else None
     except yaml_errors.MarkedYAMLError as cause:
@@ -112,7 +112,9 @@ class _Reading:
                 message = f"has the key {document.quote(key)} twice"
                 line = key_node.start_mark.line + 1
                 self.doubles.append(
-                    errors.Problem("error", "duplicate-key", message, file=self._name, line=line, key=document.dotted(at))
+                    errors.Problem(
+                        "error", "duplicate-key", message, file=self._name, line=line, key=document.dotted(at)
+                    )
                 )
             self.positions[at] = _position(key_node)
             found[key] = self.value(value_node, at)
