@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from agent import app, daemon, errors, log
 from agent.cli import options as flags
 from agent.cli import parser
+from agent.reconcile import cycle
 
 
 def work(found: argparse.Namespace, job: Callable[[app.Node], Awaitable[int]], *, say_simulated: bool = True) -> int:
@@ -47,3 +48,10 @@ def warn(problems: tuple[errors.Problem, ...], options: app.Options) -> None:
     """Print problems of the settings to stderr, a line each, every one once."""
     for problem in dict.fromkeys(problems):
         print(f"{problem.severity}: {problem}", file=options.stderr)
+
+
+def tell_owner(ownership: cycle.Ownership, options: app.Options) -> None:
+    """Say on stderr who owns the layout, why, and how to take over where one may."""
+    print(f"{ownership.code}: {ownership.why or f'the layout belongs to {ownership.owner}'}", file=options.stderr)
+    if ownership.takeover:
+        print(f"gpunode: {ownership.takeover}", file=options.stderr)
