@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent import errors, log
-from agent.host import child, files
+from agent.host import child, files, holders
 from agent.host import machine as machines
 
 REBOOT_FILE = "/run/gpunode/reboot-required"
@@ -191,7 +191,8 @@ class RealMachine:
     def reset_gpus(self, pci_bus_ids: Sequence[str]) -> None:
         """Reset exactly these GPUs with nvidia-smi. Blocks for up to the reset deadline.
 
-        Raises `errors.ResetRefused` with nvidia-smi's own words when it does not succeed.
+        Raises `errors.ResetRefused` with nvidia-smi's own words, and who has the GPUs open, when it does
+        not succeed.
         """
         which = ", ".join(pci_bus_ids)
         tool = self._smi()
@@ -199,7 +200,11 @@ class RealMachine:
             raise errors.ResetRefused(f"cannot reset GPU {which}: there is no nvidia-smi on this host")
         ended = child.run([*tool, "--gpu-reset", "-i", ",".join(pci_bus_ids)], deadline=self._reset_deadline)
         if not ended.ok:
-            raise errors.ResetRefused(f"cannot reset GPU {which}: nvidia-smi says {ended.words()}")
+            who = tuple(
+                f"{holder}: {holder.hint}" if holder.hint else str(holder)
+                for holder in holders.obstacles(self, pci_bus_ids, own_pid=os.getpid())
+            )
+            raise errors.ResetRefused(f"cannot reset GPU {which}: nvidia-smi says {ended.words()}", who)
         log.info("GPUs reset", pci=which)
 
     def _smi(self) -> list[str] | None:
