@@ -12,6 +12,7 @@ import bisect
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 
 Path = tuple[str | int, ...]
 
@@ -105,9 +106,9 @@ class _Walk:
         """Walk the value at the cursor, which belongs to `path`."""
         self._skip(_BLANK)
         if self._text.startswith("[", self._at):
-            self._members(path, "]", lambda index: self._member((*path, index)))
+            self._members("]", lambda index: self._member((*path, index)))
         elif self._text.startswith("{", self._at):
-            self._members(path, "}", lambda _: self._pair(path))
+            self._members("}", lambda _: self._pair(path))
         else:
             match = _STRINGS.match(self._text, self._at) or _SCALAR.match(self._text, self._at)
             self._at = match.end() if match else self._at + 1
@@ -168,9 +169,8 @@ class _Walk:
         self._note(path, self._at)
         self.value(path)
 
-    def _members(self, path: Path, close: str, walk: object) -> None:
+    def _members(self, close: str, walk: Callable[[int], None]) -> None:
         """Walk `[…]` or `{…}`: `walk(number)` for each member."""
-        assert callable(walk)
         self._at += 1
         number = 0
         self._skip(_BLANK)

@@ -164,38 +164,41 @@ class _Job:
             instances: tuple[layouts.InstanceSpec, ...] = ()
             origin = declared.origin
             if gpu.mode is not None and gpu.state is nodes.GpuState.OK:
-                choice = self._choice(gpu, choices)
+                choice = choices.get(gpu.model)
                 origin = declared.origin if choice is None else choice.origin
                 instances = self._largest(gpu, declared) if choice is None else self._uniform(gpu, choice, declared)
+                self._differs(gpu, choices, instances, origin)
             self._claims[gpu.uuid] = _Claim(gpu, True, instances, origin, origin)
 
-    def _choice(self, gpu: nodes.Gpu, choices: Mapping[str, model.ProfileChoice]) -> model.ProfileChoice | None:
-        """Return the line for a GPU; where Bottlerocket itself reads another, say what differs."""
-        own = choices.get(gpu.model)
-        device = gpu.pci_device_id >> 16 if gpu.pci_device_id > 0xFFFF else gpu.pci_device_id
-        theirs = _BOTTLEROCKET_KEYS.get(device)
-        if theirs is None:
-            return own
+    def _differs(
+        self,
+        gpu: nodes.Gpu,
+        choices: Mapping[str, model.ProfileChoice],
+        instances: tuple[layouts.InstanceSpec, ...],
+        origin: model.Origin,
+    ) -> None:
+        """Say so where Bottlerocket's own manager would read another line for this GPU."""
+        theirs = _BOTTLEROCKET_KEYS.get(_device(gpu) >> 16)
+        if theirs is None or not instances:
+            return
         other = choices.get(theirs)
-        used = other if own is None else own
-        if used is not None:
-            message = (
-                f"{gpu.name} is a {gpu.model}, but Bottlerocket's own MIG manager takes it for {theirs} and reads that "
-                f"line; gpunode reads {used.key}, and only profiles of {gpu.model} exist on it"
-            )
-            self._say("warning", "bottlerocket-differs", message, used.origin)
-        return used
+        words = "gives it one instance of the whole GPU" if other is None else f'reads the line "{theirs}"'
+        message = (
+            f"{gpu.name} is a {gpu.model}, which Bottlerocket's own MIG manager takes for a {theirs}: it {words}, "
+            f"where gpunode makes {len(instances)} x {instances[0].profile}"
+        )
+        self._say("warning", "bottlerocket-differs", message, origin if other is None else other.origin)
 
     def _largest(self, gpu: nodes.Gpu, declared: model.BottlerocketDeclaration) -> tuple[layouts.InstanceSpec, ...]:
         """Return the whole GPU as one instance, with the warning that nobody asked for just that."""
-        present = ", ".join(choice.key for choice in declared.choices) or "no profile at all"
         plain = _plain(gpu)
         if not plain:
             return ()
         offer = max(plain, key=_largeness)
+        given = ", ".join(choice.key for choice in declared.choices) or "none"
         message = (
-            f"there is no profile for GPUs of model {gpu.model} (there is {present}); "
-            f"each gets its largest, one {offer.profile}"
+            f"no profile is given for GPUs of model {gpu.model} (given: {given}); each gets its largest, "
+            f"one {offer.profile}"
         )
         self._say("warning", "no-profile-for-model", message, declared.origin)
         return (layouts.InstanceSpec(offer.profile),)
@@ -410,9 +413,9 @@ class _Job:
             gpu = claims[0].gpu
             why = placement.fits_empty(gpu, claims[0].instances)
             if why is not None:
-                numbers = ", ".join(str(claim.gpu.index) for claim in claims)
-                message = f"cannot be brought about on GPU {numbers} ({gpu.model}): {why}"
-                self._say("error", "too-much", message, claims[0].origin)
+                others = ", ".join(str(claim.gpu.index) for claim in claims[1:])
+                same = f"; the same on GPU {others}" if others else ""
+                self._say("error", "too-much", f"{why}{same}", claims[0].origin)
 
 
 def _can_split(gpu: nodes.Gpu) -> bool:

@@ -114,11 +114,12 @@ def _keys(raw: object, loc: tuple[int | str, ...]) -> locate.Path:
     path: locate.Path = ()
     here: Any = raw
     for part in loc:
-        if isinstance(here, dict) and part not in here:
-            continue  # the tag of a union, or a key that is missing
-        if isinstance(here, list | dict) and (isinstance(here, dict) or isinstance(part, int)):
+        members: dict[Any, Any] = here if isinstance(here, dict) else {}
+        if isinstance(here, list):
+            members = dict(enumerate(here))
+        if part in members:  # else it is the tag of a union, or a key that is missing
             path = (*path, part)
-            here = here[part]
+            here = members[part]
     return path
 
 
