@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import gzip
 import platform
 import threading
@@ -236,7 +237,8 @@ class Exposition:
                 wanted = self._wanted()
                 board_version = self._board.version
                 view = view_of(self._board, now=self._clock(), what=self._build)
-                pages = await threads.run(lambda: self._render(view, wanted, board_version), name="render")
+                job = functools.partial(self._render, view, wanted, board_version)
+                pages = await threads.run(job, name="render")
                 self._pages.update(pages)
                 if not self._again:
                     return

@@ -171,10 +171,8 @@ def _inventory(snapshot: snapshots.Snapshot, found: _Findings) -> None:
     expected = snapshot.gpus_expected
     if expected is not None and len(snapshot.node.gpus) < expected:
         missing = expected - len(snapshot.node.gpus)
-        found.add(
-            Reason("gpu-missing", f"{missing} of the {expected} GPUs of this machine {'is' if missing == 1 else 'are'} not there"),
-            stops=False,
-        )
+        are = "is" if missing == 1 else "are"
+        found.add(Reason("gpu-missing", f"{missing} of the {expected} GPUs of this machine {are} not there"), stops=False)
 
 
 def _passed_on(snapshot: snapshots.Snapshot, found: _Findings) -> None:
@@ -227,10 +225,8 @@ def _gpu_measured(gpu: measures.GpuSample, found: _Findings) -> None:
         return
     state = None if gpu.fabric_state is None else gpu.fabric_state.replace("_", "-")
     if gpu.mig_enabled is not True and state not in (None, "completed", "not-supported"):
-        found.add(
-            Reason("fabric", f"the fabric of {who} is {state}: until it is completed CUDA does not start on the whole GPU", gpu.uuid),
-            stops=True,
-        )
+        text = f"the fabric of {who} is {state}: until it is completed CUDA does not start on the whole GPU"
+        found.add(Reason("fabric", text, gpu.uuid), stops=True)
     if gpu.recovery_action not in (None, "none"):
         found.add(Reason("recovery-action", f"the driver asks for {gpu.recovery_action} on {who}", gpu.uuid), stops=False)
     if gpu.remap_failed:
