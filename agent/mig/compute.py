@@ -184,7 +184,8 @@ def problem(offer: nodes.ProfileOffer, wanted: Sequence[int]) -> str | None:
         if settle(offer, (*fitting, kind), ()) is not None:
             fitting.append(kind)
     best = ", ".join(str(name_of(offer, kind)) for kind in fitting)
+    cause = "compute slices ran out" if total > offer.slices else "compute slices do not line up"
     return (
-        f"cannot split {offer.profile} into {names}: compute slices ran out "
-        f"({total} wanted, {offer.slices} there); the nearest split that fits is {best}"
+        f"cannot split {offer.profile} into {names}: {cause} ({total} wanted, {offer.slices} there); "
+        f"the nearest split that fits is {best}"
     )
