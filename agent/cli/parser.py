@@ -34,6 +34,10 @@ VERBS = {
         "gpunode profiles --simulate p5.48xlarge",
     ),
     "resources": ("tell what schedulers will see: device plugin, DRA, ECS", "gpunode resources --output json"),
+    "explain": (
+        "tell whether a Pod, claim or ECS task definition fits this node, and if not, why",
+        "gpunode explain pod.yaml --strategy mixed",
+    ),
     "export": ("write the present layout down as a settings document", "gpunode export --format gpunode > layout.toml"),
     "simulate": (
         "list and describe nodes that are not there, and act on one",
@@ -42,11 +46,12 @@ VERBS = {
     "support": ("gather what a bug report needs into one file", "gpunode support --to bundle.tar.gz"),
     "version": ("print the version; -v adds those of libraries and driver", "gpunode version -v"),
 }
-"""Verb: what it does, and an example. `explain` and others join here as they are built."""
+"""Verb: what it does, and an example."""
 
 OUTPUTS = {"status": ("table", "json", "nvidia-smi")}
 
-# Flags every verb takes: name, variable of the environment, placeholder, help.
+# Flags every verb takes: name, variable of the environment, placeholder, help. The variables of the
+# first two are read by agent.settings, which says of each value where it came from.
 _COMMON = (
     (
         "--settings",
@@ -153,6 +158,8 @@ def build(verb: str, environ: "dict[str, str]") -> argparse.ArgumentParser:
         default = _environment(variable, environ)
         if name == "--settings":
             common.add_argument(name, action="append", metavar=value, help=told)
+        elif name == "--mig-config":
+            common.add_argument(name, metavar=value, help=told)
         elif name == "--output":
             # A value of the environment that another verb understands must not stop this one.
             default = default if default in outputs else None
@@ -218,6 +225,18 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _explain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="a manifest or task definition, YAML or JSON; - reads standard input"
+    )
+    parser.add_argument(
+        "--strategy",
+        choices=("none", "single", "mixed", "dra", "ecs"),
+        help="judge by what this consumer sees: the device plugin under none, single or mixed, the DRA driver, or ECS "
+        "(every one that can apply, unless given)",
+    )
+
+
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
@@ -252,6 +271,7 @@ _ARGUMENTS = {
     "apply": _apply_arguments,
     "plan": _force,
     "status": _status_arguments,
+    "explain": _explain_arguments,
     "export": _export_arguments,
     "simulate": _simulate_arguments,
     "support": _support_arguments,
@@ -278,9 +298,7 @@ def parse(argv: "list[str]", environ: "dict[str, str]") -> argparse.Namespace:
     found = build(verb, environ).parse_args(argv[:position] + argv[position + 1 :])
     found.verb = verb
     found.verbose = found.verbose or _truth("GPUNODE_VERBOSE", environ)
-    if found.settings is None:
-        listed = _environment("GPUNODE_SETTINGS", environ)
-        found.settings = [word for word in listed.split(os.pathsep) if word] if listed else []
+    found.settings = found.settings or []
     if verb == "apply":
         found.yes = found.yes or _truth("GPUNODE_YES", environ)
     if found.sim_state is not None and found.simulate is None:
