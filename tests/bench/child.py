@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-GPUNODE = Path(sys.executable).with_name("gpunode")
+PYTHON = Path(sys.executable)
+GPUNODE = PYTHON.with_name("gpunode")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 

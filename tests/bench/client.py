@@ -10,7 +10,8 @@ import socket
 import time
 from collections.abc import Sequence
 
-_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\n\r\n"
+REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\n\r\n"
+"""What a scraper sends, without its names for itself."""
 
 
 class Connection:
@@ -26,7 +27,7 @@ class Connection:
     def ask(self) -> None:
         """Send one request."""
         self._missing, self._head = -1, b""
-        self.socket.sendall(_REQUEST)
+        self.socket.sendall(REQUEST)
 
     def take(self) -> bool:
         """Receive what is there; True once the answer is whole. Raises OSError for any but a 200."""

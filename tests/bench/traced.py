@@ -1,7 +1,7 @@
 """gpunode with a counter between pynvml and the simulated driver.
 
 `python -m tests.bench.traced COUNTS VERB …` runs `gpunode VERB …`, and writes COUNTS (JSON) at its
-end and on each SIGUSR1: calls of every NVML function, and the CPU seconds spent inside the
+end and on each SIGUSR1: samples taken, calls of every NVML function, and the CPU seconds spent inside the
 simulator, which a real driver would not cost this process. What the counter itself costs is
 measured first and counted with the simulator.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from agent import measures
 from agent.sim import node as nodes
 
 
@@ -110,6 +111,20 @@ def main() -> None:
         counters.append(counter)
         return _Node(node, counter)
 
+    samples = 0
+
+    def count_samples() -> None:
+        from agent.serve import board
+
+        publish = board.Board.publish_sample
+
+        def publish_sample(self: board.Board, sample: measures.Sample) -> None:
+            nonlocal samples
+            samples += 1
+            publish(self, sample)
+
+        board.Board.publish_sample = publish_sample  # type: ignore[method-assign]
+
     def dump(_number: int = 0, _frame: FrameType | None = None) -> None:
         calls: dict[str, int] = {}
         seconds = 0.0
@@ -118,7 +133,12 @@ def main() -> None:
             seconds += spent + cost * sum(more.values())
             for name, count in more.items():
                 calls[name] = calls.get(name, 0) + count
-        document = {"calls": calls, "simulator_seconds": seconds, "cpu_seconds": time.process_time()}
+        document = {
+            "samples": samples,
+            "calls": calls,
+            "simulator_seconds": seconds,
+            "cpu_seconds": time.process_time(),
+        }
         draft = target.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps(document), encoding="utf-8")
         draft.replace(target)
@@ -126,6 +146,8 @@ def main() -> None:
     nodes.open_node = open_node
     signal.signal(signal.SIGUSR1, dump)
     atexit.register(dump)
+    if "run" in argv:
+        count_samples()
     from agent.cli import parser
 
     sys.exit(parser.run(argv))

@@ -1,0 +1,105 @@
+"""What the daemon costs while it does its work: CPU, memory over time, and memory under slow clients."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.bench import child, client, node
+from tests.bench.report import Row
+
+HOUR_SAMPLES, HOUR_SCRAPES = 720, 240
+"""What an hour holds at a sample each 5 s and a scrape each 15 s."""
+INTERVAL = 0.1
+WATCHED = 60.0
+SLOW, PIPELINED = 200, 20
+
+
+def rows(where: Path) -> Iterator[Row]:
+    """Measure CPU at the usual pace, memory after an hour's work, and what slow clients add."""
+    yield _cpu(where)
+    yield from _hour(where)
+    yield _slow(where)
+
+
+def _cpu(where: Path) -> Row:
+    of = node.case(where / "cpu")
+    with node.daemon(of, traced=True) as gpunode:
+        connection = client.Connection(gpunode.port)
+        client.one(connection, 1)
+        before, started = node.ask_counts(of, gpunode), time.monotonic()
+        for number in range(1, int(WATCHED / 15) + 1):
+            time.sleep(max(0.0, started + 15 * number - time.monotonic()))
+            client.one(connection, 1)
+        after, ended = node.ask_counts(of, gpunode), time.monotonic()
+        connection.close()
+    took = ended - started
+    share = 100 * (after.own_seconds - before.own_seconds) / took
+    simulator = 100 * (after.simulator_seconds - before.simulator_seconds) / took
+    return Row(
+        "CPU, a sample each 5 s and a scrape each 15 s",
+        share,
+        "% of a core",
+        reach=1.0,
+        note=f"and {simulator:.2f} % in the simulator, {(after.total - before.total) / took:.0f} calls/s",
+    )
+
+
+def _hour(where: Path) -> Iterator[Row]:
+    of = node.case(where / "hour", extra=f"sample-interval = {INTERVAL}")
+    with node.daemon(of, traced=True) as gpunode:
+        connection = client.Connection(gpunode.port)
+        marks: list[float] = []
+        began = time.monotonic()
+        done = first = node.ask_counts(of, gpunode).samples
+        while done - first < HOUR_SAMPLES and time.monotonic() < began + 600:
+            time.sleep(INTERVAL * HOUR_SAMPLES / HOUR_SCRAPES)
+            client.one(connection, 1)
+            done = node.ask_counts(of, gpunode).samples
+            marks.append(child.rss_mib(gpunode.pid))
+        connection.close()
+        early = marks[len(marks) // 4]
+        yield Row(
+            "memory after an hour's work",
+            marks[-1],
+            "MiB",
+            reach=60,
+            slack=1.08,
+            note=f"{done - first} samples and {len(marks)} scrapes in {time.monotonic() - began:.0f} s, simulator included",
+        )
+        yield Row("its growth over the last three quarters", marks[-1] - early, "MiB", reach=0.5, noise=0.5)
+
+
+def _slow(where: Path) -> Row:
+    of = node.case(where / "slow")
+    with node.daemon(of) as gpunode, contextlib.ExitStack() as stack:
+        connection = client.Connection(gpunode.port)
+        client.one(connection, 100)
+        before = child.rss_mib(gpunode.pid)
+        slow = []
+        for _ in range(SLOW):
+            plug = stack.enter_context(socket.create_connection(("127.0.0.1", gpunode.port), timeout=10))
+            plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.append(plug)
+        for plug in slow:
+            plug.sendall(client.REQUEST * PIPELINED)
+        highest = before
+        for _ in range(50):
+            time.sleep(0.1)
+            highest = max(highest, child.rss_mib(gpunode.pid))
+            for plug in slow:
+                plug.recv(1)
+        took = client.one(connection, 20)
+        connection.close()
+    return Row(
+        f"memory that {SLOW} slow clients add, {PIPELINED} requests each",
+        highest - before,
+        "MiB",
+        reach=16,
+        slack=1.5,
+        noise=2,
+        note=f"a quick client is answered in {max(took) * 1e3:.1f} ms meanwhile",
+    )

@@ -1,0 +1,86 @@
+"""How long a person or a unit waits: version, help, and from process start to READY."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.bench import child, node
+from tests.bench.report import Row
+
+BARE = "import argparse, json"
+IMPORTS = "import asyncio, pynvml, pydantic, tomli, aiohttp.web"
+ROUNDS = 15
+
+
+def rows(where: Path) -> Iterator[Row]:
+    """Measure the short commands and the daemon's start."""
+    ours: dict[str, list[child.Ended]] = {"version": [], "--help": []}
+    bare: list[child.Ended] = []
+    for _ in range(ROUNDS):  # in turn, so that a slow moment of the machine hits all of them
+        bare.append(child.command([child.PYTHON, "-c", BARE]))
+        for verb, ended in ours.items():
+            ended.append(child.command([child.GPUNODE, verb]))
+    for verb, ended in ours.items():
+        if any(e.code for e in ended):
+            raise RuntimeError(f"gpunode {verb} failed: {ended[0].stderr}")
+        ratio = _median_cpu(ended) / _median_cpu(bare)
+        note = f"{_median_wall(ended) * 1e3:.0f} ms against {_median_wall(bare) * 1e3:.0f} ms of wall time"
+        yield Row(f"gpunode {verb}, CPU against {BARE!r}", ratio, "x", reach=1.5, note=note)
+
+    of = node.case(where / "ready")
+    node.apply(of)
+    imports = [child.command([child.PYTHON, "-c", IMPORTS]) for _ in range(7)]
+    if any(e.code for e in imports):
+        raise RuntimeError(imports[0].stderr)
+    starts = [_start(of) for _ in range(7)]
+    cpu = statistics.median(c for c, _ in starts)
+    yield Row(
+        "start to READY, CPU against the imports alone",
+        cpu / _median_cpu(imports),
+        "x",
+        reach=1.5,
+        note=f"{cpu:.2f} s of CPU, {statistics.median(w for _, w in starts):.2f} s of wall time; simulator included",
+    )
+
+
+def _start(of: node.Case) -> tuple[float, float]:
+    """Return CPU and wall seconds from the start of the daemon to READY=1."""
+    address = of.where / "notify"
+    address.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+        notify.bind(str(address))
+        notify.settimeout(60)
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [child.GPUNODE, "run", "--listen", f"127.0.0.1:{child.free_port()}", *of.flags],
+            env=dict(os.environ) | {"NOTIFY_SOCKET": str(address)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=child.ROOT,
+        )
+        try:
+            while b"READY=1" not in notify.recv(65536):
+                pass
+            return child.cpu_seconds(process.pid), time.perf_counter() - started
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            process.kill()
+            process.wait()
+
+
+def _median_cpu(ended: list[child.Ended]) -> float:
+    return statistics.median(e.cpu for e in ended)
+
+
+def _median_wall(ended: list[child.Ended]) -> float:
+    return statistics.median(e.wall for e in ended)

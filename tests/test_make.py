@@ -1,0 +1,26 @@
+"""The Makefile says what it can do, and CI runs what the README tells."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_help_lists_every_target() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[1] for line in told.splitlines() if line.startswith("  make ")] == phony.split()
+
+
+def test_readme_tells_two_commands_that_exist() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    run, test = blocks[0].strip(), blocks[1].strip()
+    assert run.startswith("make setup && .venv/bin/gpunode run --simulate p4d.24xlarge --settings ")
+    assert (ROOT / run.rpartition(" ")[2]).is_file()
+    assert test == "make test"
+    assert test in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
