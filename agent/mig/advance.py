@@ -136,7 +136,7 @@ def _create_compute(gpu: nodes.Gpu, step: plans.CreateComputeInstance) -> nodes.
         profile=cis.name_of(offer, kind),
         profile_id=_compute_id(offer, cis.name_of(offer, kind)),
         uuid=None,
-        multiprocessors=_multiprocessors(offer, kind),
+        multiprocessors=_multiprocessors(offer, kind, base),
         slices=width,
         placement=place,
     )
@@ -152,11 +152,12 @@ def _compute_id(offer: nodes.ProfileOffer, name: profiles.Profile) -> nodes.Prof
     return nodes.ProfileId({1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}.get(slices, slices))
 
 
-def _multiprocessors(offer: nodes.ProfileOffer, kind: int) -> int:
+def _multiprocessors(offer: nodes.ProfileOffer, kind: int, base: int) -> int:
+    """Return the SMs of a kind: as told, else so many of the GPU's plain one-slice instance."""
     for told in offer.compute or ():
         if told.profile == cis.name_of(offer, kind):
             return told.multiprocessors
-    return offer.multiprocessors if kind == cis.WHOLE else offer.multiprocessors * kind // offer.slices
+    return offer.multiprocessors if kind == cis.WHOLE else base * kind
 
 
 def _free(ids: Iterable[int]) -> int:

@@ -196,8 +196,8 @@ class Policy:
 
 
 _LIFTED_BY_FORCE = ("pod", "task")
-# A service that keeps the device node open (nvidia-persistenced, DCGM) uses no instance: it is the
-# reset that it can refuse, and what is stopped around a reset is not for the plan to say.
+# A service of the system (nvidia-persistenced, DCGM) uses no instance: it is the reset that it can
+# refuse, and what is stopped around a reset is not for the plan to say.
 _NO_USE = ("service",)
 _NEEDS_RESET = ("", "unknown", "kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada")
 
@@ -398,7 +398,7 @@ class _Case:
         gpu = self.gpu
         geometry = placement.geometry_of(gpu.offers)
         # Who holds the whole GPU without being seen on an instance may use any of them.
-        everything = self.blind is not None or any(h.kind != "open-file" for h in self._users(gpu.holders))
+        everything = self.blind is not None or bool(self._users(gpu.holders))
         present = changes.describe(geometry, gpu.instances, lambda holders: everything or bool(self._users(holders)))
         found = changes.find(geometry, kinds, present, True)
         if found is None:
