@@ -245,7 +245,11 @@ def _place_pod(node: nodes.NodeState, pod: pods.Pod, found: _Found) -> bool:
     known = True
     for container in pod.containers:
         holder = nodes.Holder(
-            kind="pod", name=pod.name, container=container.name or None, pod=pod.name, namespace=pod.namespace or None
+            kind="pod",
+            name=f"{pod.namespace}/{pod.name}",
+            container=container.name or None,
+            pod=pod.name,
+            namespace=pod.namespace or None,
         )
         for devices in container.devices:
             if devices.resource.startswith("nvidia.com/"):

@@ -79,7 +79,7 @@ def _joined(first: Identity, second: Identity) -> Identity:
     """Fill what `first` lacks from `second`, unless they speak of two instances (an image baked with
     somebody else's cache)."""
     if None not in (first.instance_id, second.instance_id) and first.instance_id != second.instance_id:
-        return first
+        second = Identity()
     source = first.source if first.instance_type is not None else second.source
     return Identity(
         instance_type=first.instance_type or second.instance_type,
