@@ -51,19 +51,7 @@ def _tell(node: app.Node, found: tuple[errors.Problem, ...], settings: model.Set
     options = node.options
     problems = tuple(dict.fromkeys(found))
     if options.output == "json":
-        document: render.Document = {
-            "ok": code == errors.EXIT_OK,
-            "problems": [render.problem_document(problem) for problem in problems],
-            "simulated": node.simulated,
-        }
-        if settings is not None:
-            document["sources"] = list(settings.sources)
-            document["digest"] = settings.digest
-            document["values"] = {
-                key: {"value": _value(settings, key), "source": origin.source, "file": origin.file, "line": origin.line}
-                for key, origin in settings.provenance.items()
-            }
-        out.document(document, options.stdout)
+        out.document(document(node, problems, settings), options.stdout)
         return code
     lines = [f"SIMULATED NODE {node.simulated}: these GPUs are not there"] if node.simulated else []
     if settings is not None:
@@ -82,7 +70,32 @@ def _tell(node: app.Node, found: tuple[errors.Problem, ...], settings: model.Set
     return code
 
 
-def _value(settings: model.Settings, key: str) -> object:
+def document(
+    node: app.Node, problems: tuple[errors.Problem, ...], settings: model.Settings | None, *, secret: bool = False
+) -> render.Document:
+    """Return what was read and what is wrong with it. `secret` leaves out what may be nobody else's
+    business: arguments of commands."""
+    told: render.Document = {
+        "ok": settings is not None and not any(problem.is_error for problem in problems),
+        "problems": [render.problem_document(problem) for problem in problems],
+        "simulated": node.simulated,
+    }
+    if settings is not None:
+        told["sources"] = list(settings.sources)
+        told["digest"] = settings.digest
+        told["values"] = {
+            key: {
+                "value": _value(settings, key, secret=secret),
+                "source": origin.source,
+                "file": origin.file,
+                "line": origin.line,
+            }
+            for key, origin in settings.provenance.items()
+        }
+    return told
+
+
+def _value(settings: model.Settings, key: str, *, secret: bool = False) -> object:
     """Return the value of a key as JSON can hold it; the layout is told by its kind."""
     if key == "layout":
         declared = settings.declaration
@@ -97,7 +110,8 @@ def _value(settings: model.Settings, key: str) -> object:
                 return f"mig-parted:{declared.label}"
     value = getattr(settings, key.removeprefix("gpunode.").replace("-", "_"), None)
     if isinstance(value, tuple):
-        return [list(v.command) if isinstance(v, model.AfterChange) else v for v in value]
+        shown = slice(1) if secret else slice(None)
+        return [list(v.command[shown]) if isinstance(v, model.AfterChange) else v for v in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 

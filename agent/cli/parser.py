@@ -244,6 +244,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
         default="gpunode",
         help="which document to write: gpunode TOML (default), Bottlerocket settings, or mig-parted YAML",
     )
+    parser.add_argument("--exact", action="store_true", help="with gpunode: also write where each instance lies")
     parser.add_argument("--label", default="current", help="with mig-parted: the name of the configuration (current)")
 
 
