@@ -38,6 +38,10 @@ VERBS = {
         "tell whether a Pod, claim or ECS task definition fits this node, and if not, why",
         "gpunode explain pod.yaml --strategy mixed",
     ),
+    "explain": (
+        "say whether pods, claims or ECS tasks fit this node, and why not",
+        "gpunode explain pod.yaml --strategy mixed",
+    ),
     "export": ("write the present layout down as a settings document", "gpunode export --format gpunode > layout.toml"),
     "simulate": (
         "list and describe nodes that are not there, and act on one",
@@ -237,6 +241,18 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _explain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="a manifest or task definition, YAML or JSON; - is standard input"
+    )
+    parser.add_argument(
+        "--strategy",
+        choices=("none", "single", "mixed", "dra", "ecs"),
+        metavar="STRATEGY",
+        help="none, single, mixed, dra or ecs: how the node hands out its GPUs (every one is answered unless given)",
+    )
+
+
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
@@ -272,6 +288,7 @@ _ARGUMENTS = {
     "apply": _apply_arguments,
     "plan": _force,
     "status": _status_arguments,
+    "explain": _explain_arguments,
     "explain": _explain_arguments,
     "export": _export_arguments,
     "simulate": _simulate_arguments,
