@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 from agent.mig import node as nodes
 from agent.mig import profile as profiles
 
-# In this order, because the OFA is what a media profile is known for.
+# In this order, because the OFA is what a media profile is known for. Copy engines are shared, not dealt out.
 _ENGINES = (
     ("ofa", "OFA"),
     ("jpeg", "JPEG engines"),
     ("decoder", "decoders"),
     ("encoder", "encoders"),
-    ("copy", "copy engines"),
 )
 
 

@@ -38,8 +38,10 @@ def test_what_a_gpu_can_hold_fits(model: str, wanted: list[str], told: bool) -> 
         (
             "a100-40gb",
             ["3g.20gb", "3g.20gb", "1g.5gb"],
-            "cannot place 2 x 3g.20gb and 1g.5gb on GPU 0 (a100.40gb): memory slices ran out (9 wanted, 8 there); "
-            "slices 0-7 |3g.20gb|3g.20gb| leaves no room for 1g.5gb; the nearest layout that fits is 2 x 3g.20gb",
+            (
+                "cannot place 2 x 3g.20gb and 1g.5gb on GPU 0 (a100.40gb): memory slices ran out (9 wanted, 8 there); "
+                "slices 0-7 |3g.20gb|3g.20gb| leaves no room for 1g.5gb; the nearest layout that fits is 2 x 3g.20gb"
+            ),
         ),
         ("a100-40gb", ["1g.5gb"] * 8, "compute slices ran out (8 wanted, 7 there)"),
         ("a100-40gb", ["1g.5gb"] * 8, "the nearest layout that fits is 7 x 1g.5gb"),

@@ -289,6 +289,14 @@ def test_two_specs_of_one_profile_leave_a_busy_split_alone() -> None:
     assert found.in_sync
 
 
+def test_whether_all_in_use_are_wanted_does_not_hang_on_the_order_they_are_asked_in() -> None:
+    one = parts.gpu("a100-40gb", "2g.10gb@0/1c", "2g.10gb@4/1c+1c")
+    one = parts.hold(parts.hold(one, 0, PYTHON), 4, PYTHON)
+    found = explained(compute(parts.wanted("2g.10gb/1c+1c", "2g.10gb/1c", "3g.20gb"), one))
+    assert found.blocked is not None
+    assert found.blocked.kind is plan.BlockedKind.UNPLACEABLE
+
+
 @pytest.mark.parametrize(
     ("kind", "forced", "free"),
     [

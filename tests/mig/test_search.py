@@ -29,13 +29,15 @@ def counts(of: search.Geometry, **wanted: int) -> dict[int, int]:
 @pytest.mark.parametrize(
     ("model", "pools"),
     [
-        ("a100-40gb", {"copy": 7, "decoder": 5, "encoder": 0, "jpeg": 1, "ofa": 1}),
-        ("h100-sxm-80gb", {"copy": 8, "decoder": 7, "encoder": 0, "jpeg": 7, "ofa": 1}),
-        ("rtxpro6000-server-96gb", {"copy": 4, "decoder": 4, "encoder": 4, "jpeg": 4, "ofa": 1}),
+        ("a100-40gb", {"decoder": 5, "encoder": 0, "jpeg": 1, "ofa": 1}),
+        ("h100-sxm-80gb", {"decoder": 7, "encoder": 0, "jpeg": 7, "ofa": 1}),
+        ("rtxpro6000-server-96gb", {"decoder": 4, "encoder": 4, "jpeg": 4, "ofa": 1}),
         ("a100-96gb", {}),
     ],
 )
-def test_a_pool_is_what_a_full_gpu_has_and_unknown_is_no_pool(model: str, pools: dict[str, int]) -> None:
+def test_a_pool_of_media_engines_is_what_a_full_gpu_has_and_unknown_is_no_pool(
+    model: str, pools: dict[str, int]
+) -> None:
     assert geometry(model).pools == pools
 
 
