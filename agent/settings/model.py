@@ -197,6 +197,8 @@ class Settings:
 
 # --- what people write, key by key ------------------------------------------------------------------
 
+LISTEN = r"^(?:unix:/.+|(?:\[[0-9a-fA-F:.%a-z]+\]|[^:\[\]\s]*):[0-9]{1,5})$"
+"""`127.0.0.1:19400`, `[::1]:19400`, `:19400` or `unix:/path`."""
 GPU_MODEL = r"^[a-z][a-z0-9_-]*\.[0-9]{1,4}gb$"
 """A model key like `a100.40gb`, a little wider than Bottlerocket's, which grows with each release."""
 
@@ -295,7 +297,7 @@ class GpunodeTable(_Table):
     owner: Literal["auto", "gpunode", "migmanager", "mig-manager", "dra-dynamic"] = "auto"
     allow_mig_on_ecs: bool = False
     after_change: list[AfterChangeTable] = []
-    listen: list[_Word] = []
+    listen: list[Annotated[str, pydantic.Field(pattern=LISTEN)]] = []
     web_config_file: _Word | None = None
     sample_interval: Annotated[_Seconds, pydantic.Field(ge=0.05, le=3600)] = 5.0
     dcgm_metrics: bool = False
