@@ -611,7 +611,7 @@ def _summary(plan: plans.Plan) -> str:
     words = [
         f"{plan.steps} step{'' if plan.steps == 1 else 's'} on {len(changing)} GPU{'' if len(changing) == 1 else 's'}"
     ]
-    words.append(f"{kept} instances kept, {destroyed} destroyed, {created} created")
+    words.append(f"{kept} instance{'' if kept == 1 else 's'} kept, {destroyed} destroyed, {created} created")
     if plan.blocked:
         words.append(f"blocked: GPU {indexes([gpu.index for gpu in plan.blocked])}")
     return "; ".join(words)
