@@ -7,14 +7,20 @@ would be theirs too; elsewhere they are our children.
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from agent import log
-from agent.host import child
+from agent.host import child, files
 from agent.host import machine as machines
 
 UNIT = "gpunode-after-change.service"
+NOTE = "/run/gpunode/after-change.json"
+_UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,27 +60,70 @@ def run(commands: Sequence[Command], *, environ: Mapping[str, str]) -> tuple[Fai
     return tuple(failed)
 
 
-def start_unit(systemctl: str, *, deadline: float = 10.0, unit: str = UNIT) -> tuple[Failed, ...]:
-    """Have systemd run them in a unit of their own, without waiting for it: before READY nothing may wait
-    for a unit. Its output is in its own journal."""
-    ended = child.run([systemctl, "start", "--no-block", "--", unit], deadline=deadline)
-    return () if ended.ok else (Failed(f"systemctl start {unit}", ended.words()),)
+def by_unit(machine: machines.Machine, environ: Mapping[str, str], *, search: str = "/usr/bin:/bin") -> str | None:
+    """Return systemctl's path where the unit is to be used: systemd started us and has `UNIT` installed."""
+    if "INVOCATION_ID" not in environ or not machine.path("/run/systemd/system").is_dir():
+        return None
+    if not any(machine.path(f"{folder}/{UNIT}").is_file() for folder in _UNIT_FOLDERS):
+        return None
+    return shutil.which("systemctl", path=search)
+
+
+def start_unit(
+    machine: machines.Machine, commands: Sequence[Command], systemctl: str, *, deadline: float = 10.0
+) -> tuple[Failed, ...]:
+    """Leave the commands at `NOTE` and have systemd start `UNIT` for them, without waiting for it: before
+    READY nothing may wait for a unit. Their output is in that unit's journal."""
+    document = [dataclasses.asdict(command) for command in commands]
+    try:
+        files.write_atomic(machine.path(NOTE), json.dumps(document).encode())
+    except OSError as error:
+        return (Failed(f"write {NOTE}", error.strerror or str(error)),)
+    ended = child.run([systemctl, "start", "--no-block", "--", UNIT], deadline=deadline)
+    return () if ended.ok else (Failed(f"systemctl start {UNIT}", ended.words()),)
 
 
 def after_change(
-    machine: machines.Machine, commands: Sequence[Command], *, environ: Mapping[str, str], systemctl: str | None = None
+    machine: machines.Machine,
+    commands: Sequence[Command],
+    *,
+    environ: Mapping[str, str],
+    systemctl: str | None = None,
 ) -> tuple[Failed, ...]:
-    """Do what is to be done after a change, the one way or the other.
+    """Do what is to be done after a change, the one way or the other; return what failed.
 
-    `systemctl` is given where a unit of ours runs under systemd and has `UNIT` installed. A simulated
-    machine runs no command on this host: it is only logged.
+    `systemctl` is what `by_unit` found. A simulated machine with a root of its own runs no command on
+    this host: it is only logged.
     """
     if not commands:
         return ()
-    if machine.simulated is not None and systemctl is None:
+    if systemctl is not None:
+        return start_unit(machine, commands, systemctl)
+    if machine.simulated is not None:
         for command in commands:
             log.info("after-change command not run: the node is simulated", command=shlex.join(command.argv))
         return ()
-    if systemctl is not None:
-        return start_unit(systemctl)
     return run(commands, environ=environ)
+
+
+def main(note: Path = Path(NOTE), *, environ: Mapping[str, str] | None = None) -> int:
+    """Run what was left at `note`; the unit's own program. Returns 1 when a command failed.
+
+    The note is taken away first, and looked for again at the end: a change that comes meanwhile finds
+    the unit running, so that starting it does nothing.
+    """
+    failed = False
+    taken = note.with_name(note.name + ".running")
+    while True:
+        try:
+            note.rename(taken)
+        except FileNotFoundError:
+            return 1 if failed else 0
+        try:
+            document = json.loads(files.read_bounded(taken))
+            commands = [Command(tuple(map(str, entry["argv"])), float(entry["deadline"])) for entry in document]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.error("cannot read the after-change commands", file=str(taken), cause=str(error))
+            failed = True
+            continue
+        failed = bool(run(commands, environ=dict(os.environ) if environ is None else environ)) or failed
