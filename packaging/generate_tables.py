@@ -2,7 +2,7 @@
 
     python packaging/generate_tables.py [--check] [--geometry FILE] [--instances FILE] [--into DIR]
 
-Writes `agent/sim/gpus/*.toml` and `agent/sim/instances.toml`; with `--check` writes nothing and exits
+Writes `agent/sim/gpus/*.toml`, `agent/sim/instances.toml` and `agent/sim/driver.toml`; with `--check` writes nothing and exits
 1 when a table differs from what the facts say. Figures that no source prints are worked out here, and
 their keys are listed in `derived` of the record, so that nobody takes them for observed ones.
 """
@@ -272,6 +272,30 @@ def instance_type(fact: Fact, models: dict[str, str], /) -> Fact:
     }
 
 
+_ORDER_NAMES = {"size1": [[1, 1]], "2g": [[2, 2]], "1g_double": [[1, 2]], "3g": [[3, 4]], "4g": [[4, 4]], "7g": [[7, 8]]}
+
+
+def driver(geometry: Fact, /) -> Fact:
+    """Return the maps of GPU-instance ids, and the order of starts a driver tries by itself.
+
+    A row of `orders` holds for profiles of `slices` compute slices over `size` memory slices; where a
+    part has no row, starts are tried in ascending order.
+    """
+    maps = []
+    for fact in geometry["gi_id_maps"]:
+        spans = [[*map(int, span.split(":")), number] for span, number in fact["map"].items()]
+        maps.append({"name": fact["id"], "spans": spans, "confidence": fact["confidence"], "sources": fact["source"]})
+    orders = []
+    for fact in geometry["automatic_placement_order"]:
+        if isinstance(fact["order"], dict):
+            last = 509 if fact["applies_to"].endswith("R450") else None
+            for name, starts in fact["order"].items():
+                for slices, size in _ORDER_NAMES[name]:
+                    orders.append({"slices": slices, "size": size, "starts": starts, "last_driver_major": last})
+    orders.sort(key=lambda row: row["last_driver_major"] or 10_000)
+    return {"gi_id_maps": maps, "orders": orders}
+
+
 def models_by_ec2_key(ec2: Fact, geometry: list[Fact], /) -> dict[str, str]:
     """Return the GPU table id for each GPU key of the EC2 facts: the MIG part with its device id."""
     found = {}
@@ -324,6 +348,7 @@ def tables(geometry: Fact, ec2: Fact, /) -> dict[str, str]:
             made[f"gpus/{key}.toml"] = render(plain_model(key, fact, ec2["instance_types"]), source)
     models = models_by_ec2_key(ec2, siblings)
     types = {"instance_types": [instance_type(t, models) for t in ec2["instance_types"]]}
+    made["driver.toml"] = render(driver(geometry), f"How drivers number and place instances (facts of {geometry['retrieved']}).")
     made["instances.toml"] = render(types, f"EC2 types with NVIDIA GPUs (facts of {ec2['compiled']}).")
     return made
 
