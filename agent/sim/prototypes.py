@@ -213,6 +213,11 @@ def put_handle(into: Any, address: int) -> None:
     ctypes.c_void_p.from_buffer(into).value = address
 
 
+def put_handle_field(into: Any, field: str, address: int) -> None:
+    """Write a handle into a field of a structure."""
+    ctypes.c_void_p.from_buffer(into, getattr(type(into), field).offset).value = address
+
+
 def fill(into: Any, wanted: int, announced: Any, what: Callable[[Any, int], None]) -> None:
     """Serve the usual pair of count and array: with no array tell the count; with one that is too small
     answer INSUFFICIENT_SIZE; else call `what(array, n)` for each n and set the count."""

@@ -221,13 +221,9 @@ def gpu_instance_by_id(lib: library.Library, gpu: machine.Gpu, number: int, into
 @p.call("nvmlGpuInstanceGetInfo", On.GPU_INSTANCE, p.out(pynvml.c_nvmlGpuInstanceInfo_t))
 def gpu_instance_info(lib: library.Library, gpu: machine.Gpu, gi: Gi, into: Any) -> None:
     """Describe a GPU instance."""
-    _put_field(into, "device", lib.gpu_address(gpu))
+    p.put_handle_field(into, "device", lib.gpu_address(gpu))
     into.id, into.profileId = gi.id, gi.profile
     into.placement.start, into.placement.size = gi.start, gi.size
-
-
-def _put_field(into: Any, field: str, address: int) -> None:
-    ctypes.c_void_p.from_buffer(into, getattr(type(into), field).offset).value = address
 
 
 # --- compute-instance profiles
@@ -359,8 +355,8 @@ def compute_instance_by_id(lib: library.Library, gpu: machine.Gpu, gi: Gi, numbe
 @p.call("nvmlComputeInstanceGetInfo_v2", On.COMPUTE_INSTANCE, p.out(pynvml.c_nvmlComputeInstanceInfo_t))
 def compute_instance_info(lib: library.Library, gpu: machine.Gpu, gi: Gi, ci: Ci, into: Any) -> None:
     """Describe a compute instance."""
-    _put_field(into, "device", lib.gpu_address(gpu))
-    _put_field(into, "gpuInstance", lib.instance_address(gpu, gi))
+    p.put_handle_field(into, "device", lib.gpu_address(gpu))
+    p.put_handle_field(into, "gpuInstance", lib.instance_address(gpu, gi))
     into.id, into.profileId = ci.id, ci.profile
     into.placement.start, into.placement.size = ci.start, ci.size
 
