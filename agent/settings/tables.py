@@ -72,8 +72,8 @@ def check(
     try:
         return kind.model_validate(raw)
     except pydantic.ValidationError as cause:
-        for error in cause.errors(include_url=False):
-            problems.append(_problem(kind, doc, path, raw, error))
+        found = [_problem(kind, doc, path, raw, error) for error in cause.errors(include_url=False)]
+        problems += sorted(found, key=lambda problem: problem.line or 0)  # as they stand in the document
         return None
 
 
@@ -148,6 +148,8 @@ def _words(kind: type[pydantic.BaseModel], error: pydantic_core.ErrorDetails) ->
         return "model-key", f"{document.quote(given)} is not a GPU model key like a100.40gb"
     if what in ("too_short", "string_too_short"):
         return "invalid-value", "must not be empty"
+    if what == "finite_number":
+        return "invalid-value", f"must be a finite number, and is {document.quote(given)}"
     if what in _TYPES:
         return "wrong-type", f"must be {_TYPES[what]}, and is {document.quote(given)}"
     return "invalid-value", f"{document.quote(given)} is not valid here: {error['msg']}"

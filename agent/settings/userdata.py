@@ -93,7 +93,10 @@ def _unpack(data: bytes) -> bytes:
             data = _gunzip(data)
         elif len(data) > 16 and _BASE64.fullmatch(data):
             # Any short word would pass for base64; what comes out must be something we expect.
-            decoded = _base64(data)
+            try:
+                decoded = _base64(data)
+            except ValueError:
+                return data
             if not (decoded.startswith(_GZIP) or _MIME.search(decoded) or b"\n" in decoded):
                 return data
             data = decoded
