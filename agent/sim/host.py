@@ -22,7 +22,8 @@ from agent.sim import machine, spec, state
 _CAPS_PER_GPU = 135  # capability minors of one GPU: 15 GPU instances with 8 compute instances each
 _CAPS_PER_INSTANCE = 9
 _FIRST_CAP = 3  # 1 is mig/config, 2 is mig/monitor
-_LOG_KEPT = 200
+_PARAMS = "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"
+_OS_RELEASE = 'NAME="Amazon Linux"\nID="amzn"\nVERSION_ID="2023"\nPRETTY_NAME="Amazon Linux 2023 (simulated)"\n'
 
 
 class SimulatedMachine:
@@ -127,7 +128,14 @@ class SimulatedMachine:
                 self._directory = Path(self._temporary.name)
             self._machine.store.refresh()
             node = self._machine.store.node
-            key = (node.boots, node.mutations, node.resets, _users(node), len(node.kernel_log), *(g.lost for g in node.gpus))
+            key = (
+                node.boots,
+                node.mutations,
+                node.resets,
+                _users(node),
+                len(node.kernel_log),
+                *(g.lost for g in node.gpus),
+            )
             if key == self._shown:
                 return
             first = self._shown is None
@@ -150,7 +158,16 @@ class SimulatedMachine:
         assert self._directory is not None
         root = self._directory
         about = self._machine.spec
-        for folder in ("run", "var/lib", "var/log", "etc/gpunode", "tmp", "run/systemd/system", "proc", "sys/bus/pci/devices"):
+        for folder in (
+            "run",
+            "var/lib",
+            "var/log",
+            "etc/gpunode",
+            "tmp",
+            "run/systemd/system",
+            "proc",
+            "sys/bus/pci/devices",
+        ):
             (root / folder).mkdir(parents=True, exist_ok=True)
         kind = "Open Kernel Module for" if about.driver_kind.startswith("open") else "Kernel Module for"
         machine_word = "aarch64" if about.architecture == "arm64" else "x86_64"
@@ -161,9 +178,15 @@ class SimulatedMachine:
         _write(root / "sys/module/nvidia/version", about.driver_version + "\n")
         _write(root / "proc/sys/kernel/random/boot_id", node.boot_id + "\n")
         _write(root / "proc/cmdline", "BOOT_IMAGE=/vmlinuz root=/dev/nvme0n1p1\n")
-        _write(root / "proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n")
+        _write(
+            root / "proc/driver/nvidia/params",
+            "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n",
+        )
         _write(root / "etc/machine-id", uuid.uuid5(spec.NAMESPACE, f"{about.name}/machine").hex + "\n")
-        _write(root / "etc/os-release", 'NAME="Amazon Linux"\nID="amzn"\nVERSION_ID="2023"\nPRETTY_NAME="Amazon Linux 2023 (simulated)"\n')
+        _write(
+            root / "etc/os-release",
+            'NAME="Amazon Linux"\nID="amzn"\nVERSION_ID="2023"\nPRETTY_NAME="Amazon Linux 2023 (simulated)"\n',
+        )
         ec2 = about.instance_type is not None
         _write(root / "sys/class/dmi/id/sys_vendor", "Amazon EC2\n" if ec2 else "Simulated\n")
         _write(root / "sys/class/dmi/id/product_name", (about.instance_type or about.name) + "\n")
@@ -191,7 +214,9 @@ class SimulatedMachine:
         for gpu in self._machine.gpus:
             for gi in range(15):
                 minors.append(f"gpu{gpu.index}/gi{gi}/access {capability_minor(gpu.index, gi)}")
-                minors += [f"gpu{gpu.index}/gi{gi}/ci{ci}/access {capability_minor(gpu.index, gi, ci)}" for ci in range(8)]
+                minors += [
+                    f"gpu{gpu.index}/gi{gi}/ci{ci}/access {capability_minor(gpu.index, gi, ci)}" for ci in range(8)
+                ]
         _write(root / "proc/driver/nvidia-caps/mig-minors", "\n".join(minors) + "\n")
 
     def _write_devices(self, node: state.Node) -> None:
@@ -229,7 +254,7 @@ class SimulatedMachine:
         proc = self._directory / "proc"
         there: set[str] = set()
         for index, gpu in enumerate(node.gpus):
-            for user in (*gpu.processes, *gpu.holders):
+            for user in state.users(gpu):
                 there.add(str(user.pid))
                 folder = proc / str(user.pid)
                 _write(folder / "comm", user.name[:15] + "\n")
@@ -265,11 +290,11 @@ def _capability(minor: int) -> str:
 def normal_address(text: str) -> str:
     """Return a PCI address as sysfs writes it (0000:10:1c.0), from NVML's long form or any case."""
     parts = text.lower().split(":")
-    return ":".join([parts[0][-4:], *parts[1:]]) if len(parts) == 3 else "0000:" + ":".join(parts)  # noqa: PLR2004
+    return ":".join([parts[0][-4:], *parts[1:]]) if len(parts) == 3 else "0000:" + ":".join(parts)
 
 
 def _users(node: state.Node) -> str:
-    return json.dumps([[(u.pid, u.gpu_instance, u.compute_instance) for u in (*g.processes, *g.holders)] for g in node.gpus])
+    return json.dumps([[(u.pid, u.gpu_instance, u.compute_instance) for u in state.users(g)] for g in node.gpus])
 
 
 def _write(path: Path, text: str) -> None:

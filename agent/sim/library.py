@@ -97,7 +97,9 @@ class Library:
 
     def calls(self) -> dict[str, int]:
         """Return how often each function was called in this process."""
-        return {name: int(repr(counter)[6:-1]) for name, counter in self._counters.items() if repr(counter) != "count(0)"}
+        return {
+            name: int(repr(counter)[6:-1]) for name, counter in self._counters.items() if repr(counter) != "count(0)"
+        }
 
     def latency_of(self, name: str) -> float:
         """Return the seconds that calls of this class take."""
@@ -301,4 +303,3 @@ class Library:
 def char_array(value: str, size: int) -> bytes:
     """Return text as it fits a char field of a structure."""
     return value.encode()[: size - 1]
-

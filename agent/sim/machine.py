@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from agent import errors
-from agent.sim import codes, spec, state, store, tables
+from agent.sim import codes, spec, store, tables
+from agent.sim import state as states
 
 XID = 8
 MIG_CONFIG_CHANGE = 0x100
@@ -40,7 +41,7 @@ class Gpu:
         self._numbers = tables.gi_id_map(gpu.gi_id_map) if gpu.gi_id_map else {}
 
     @property
-    def state(self) -> state.Gpu:
+    def state(self) -> states.Gpu:
         """What has happened on it."""
         return self._store.node.gpus[self.index]
 
@@ -55,7 +56,7 @@ class Gpu:
             raise codes.Refused(codes.INVALID_ARGUMENT)
         return profile
 
-    def share(self, process: state.Process, /) -> float:
+    def share(self, process: states.Process, /) -> float:
         """Return which part of the GPU's multiprocessors a process can use, 0..1."""
         if process.gpu_instance is None or not self.model.multiprocessors:
             return 1.0
@@ -121,7 +122,7 @@ class Machine:
         return codes.IN_USE if busy or gpu.spec.mode_change == "in-use" else codes.RESET_REQUIRED
 
     @contextlib.contextmanager
-    def change(self, gpu: Gpu, /) -> Iterator[state.Gpu]:
+    def change(self, gpu: Gpu, /) -> Iterator[states.Gpu]:
         """Hand out the newest state of a GPU to be changed by a mutating call; event sets are woken."""
         with self.store.change() as node:
             yield node.gpus[gpu.index]
@@ -136,7 +137,7 @@ class Machine:
         node = self.store.node
         node.emit(gpu.index, MIG_CONFIG_CHANGE, 0, instance=instance, compute=compute)
 
-    def need_mig(self, gpu: Gpu, /) -> state.Gpu:
+    def need_mig(self, gpu: Gpu, /) -> states.Gpu:
         """Return the state of a GPU whose MIG is on and whose geometry is known; raise Refused else."""
         now = gpu.state
         if not gpu.model.geometry_known or not now.mig:
@@ -189,7 +190,7 @@ class Machine:
 
     def create_gpu_instance(
         self, gpu: Gpu, number: int, /, *, placement: tuple[int, int] | None = None
-    ) -> state.GpuInstance:
+    ) -> states.GpuInstance:
         """Make a GPU instance of the profile with this id, at (start, size) or where the driver likes."""
         if not gpu.model.mig_capable:
             raise codes.Refused(codes.NOT_SUPPORTED)
@@ -197,7 +198,7 @@ class Machine:
         with self.change(gpu) as now:
             self.need_mig(gpu)
             start = self._start_for(gpu, gpu.profile(number), placement)
-            made = state.GpuInstance(
+            made = states.GpuInstance(
                 id=gpu.number_for(start, gpu.profile(number).size),
                 profile=number,
                 start=start,
@@ -222,7 +223,7 @@ class Machine:
                 return start
         raise codes.Refused(codes.INSUFFICIENT_RESOURCES)
 
-    def destroy_gpu_instance(self, gpu: Gpu, instance: state.GpuInstance, /) -> None:
+    def destroy_gpu_instance(self, gpu: Gpu, instance: states.GpuInstance, /) -> None:
         """Remove a GPU instance that nobody uses and that has no compute instances left."""
         self.need_root()
         self.prune(gpu)
@@ -237,7 +238,7 @@ class Machine:
     # --- compute instances
 
     @staticmethod
-    def compute_profile(gpu: Gpu, instance: state.GpuInstance, number: int, /) -> tables.ComputeProfile:
+    def compute_profile(gpu: Gpu, instance: states.GpuInstance, number: int, /) -> tables.ComputeProfile:
         """Return the compute profile of this id in `instance`. Raises Refused when it has none."""
         profile = gpu.profile(instance.profile).compute_profile(number)
         if profile is None:
@@ -245,7 +246,7 @@ class Machine:
         return profile
 
     @staticmethod
-    def compute_capacity(gpu: Gpu, instance: state.GpuInstance, profile: tables.ComputeProfile, /) -> int:
+    def compute_capacity(instance: states.GpuInstance, profile: tables.ComputeProfile, /) -> int:
         """Return how many more compute instances of `profile` could be made in `instance`."""
         free_from = 0
         count = 0
@@ -257,8 +258,8 @@ class Machine:
         return max(0, min(count, profile.max_instances - there))
 
     def create_compute_instance(
-        self, gpu: Gpu, instance: state.GpuInstance, number: int, /, *, placement: tuple[int, int] | None = None
-    ) -> state.ComputeInstance:
+        self, gpu: Gpu, instance: states.GpuInstance, number: int, /, *, placement: tuple[int, int] | None = None
+    ) -> states.ComputeInstance:
         """Make a compute instance, at (start, size) in compute slices or at the first place free."""
         self.need_root()
         profile = self.compute_profile(gpu, instance, number)
@@ -275,7 +276,7 @@ class Machine:
             if start < 0 or alike >= profile.max_instances:
                 raise codes.Refused(codes.INSUFFICIENT_RESOURCES)
             used = {ci.mig_index for gi in now.instances.values() for ci in gi.compute.values()}
-            made = state.ComputeInstance(
+            made = states.ComputeInstance(
                 id=_first_free(kept.compute),
                 profile=number,
                 start=start,
@@ -290,7 +291,9 @@ class Machine:
                 self._add_load(gpu, now, kept.id, made.id)
         return made
 
-    def destroy_compute_instance(self, gpu: Gpu, instance: state.GpuInstance, compute: state.ComputeInstance, /) -> None:
+    def destroy_compute_instance(
+        self, gpu: Gpu, instance: states.GpuInstance, compute: states.ComputeInstance, /
+    ) -> None:
         """Remove a compute instance that nobody uses."""
         self.need_root()
         self.prune(gpu)
@@ -305,7 +308,7 @@ class Machine:
             self.count_mutation()
             self._note_mig_change(gpu, kept.id, there.id)
 
-    def mig_device(self, gpu: Gpu, index: int, /) -> tuple[state.GpuInstance, state.ComputeInstance] | None:
+    def mig_device(self, gpu: Gpu, index: int, /) -> tuple[states.GpuInstance, states.ComputeInstance] | None:
         """Return what the MIG device of this index is now, or None."""
         for gi in gpu.state.instances.values():
             for ci in gi.compute.values():
@@ -318,21 +321,21 @@ class Machine:
     def open_session(self, token: str, /) -> None:
         """Note that this process has the driver open."""
         with self.store.change(durable=False) as node:
-            node.sessions.append(state.Session(os.getpid(), start_of(os.getpid()) or 0, token))
+            node.sessions.append(states.Session(os.getpid(), start_of(os.getpid()) or 0, token))
 
     def close_session(self, token: str, /) -> None:
         """Note that it has let go."""
         with self.store.change(durable=False) as node:
             node.sessions = [s for s in node.sessions if s.token != token]
 
-    def live_sessions(self) -> list[state.Session]:
+    def live_sessions(self) -> list[states.Session]:
         """Return the sessions whose processes still run."""
         return [s for s in self.store.node.sessions if start_of(s.pid) == s.start]
 
     def prune(self, gpu: Gpu, /) -> None:
         """Drop processes and holders that belong to real processes which have ended."""
         now = gpu.state
-        dead = [p for p in (*now.processes, *now.holders) if p.owner is not None and start_of(p.owner[0]) != p.owner[1]]
+        dead = [p for p in states.users(now) if p.owner is not None and start_of(p.owner[0]) != p.owner[1]]
         if not dead:
             return
         with self.store.change() as node:
@@ -341,19 +344,19 @@ class Machine:
                 self.end_process(gpu, process)
             kept.holders = [h for h in kept.holders if h.owner is None or start_of(h.owner[0]) == h.owner[1]]
 
-    def end_process(self, gpu: Gpu, process: state.Process, /) -> None:
+    def end_process(self, gpu: Gpu, process: states.Process, /) -> None:
         """Take a process off its GPU (within `store.change`); what it has drawn stays in the energy."""
         now = gpu.state
         now.activity_seconds += gpu.share(process) * process.activity * max(0.0, self.clock() - process.started)
         now.processes.remove(process)
 
-    def _add_load(self, gpu: Gpu, now: state.Gpu, instance: int | None, compute: int | None) -> None:
+    def _add_load(self, gpu: Gpu, now: states.Gpu, instance: int | None, compute: int | None) -> None:
         if instance is None:
             room = gpu.model.memory_mib
         else:
             room = gpu.profile(now.instances[instance].profile).memory_mib
         now.processes.append(
-            state.Process(
+            states.Process(
                 pid=40000 + self.store.node.next_serial(),
                 name="simulated-load",
                 gpu_instance=instance,
@@ -383,7 +386,7 @@ class Machine:
             words.append("nvidia-persistenced")
         for gpu in gpus:
             self.prune(gpu)
-            words += [f"{p.name} (pid {p.pid})" for p in (*gpu.state.processes, *gpu.state.holders)]
+            words += [f"{p.name} (pid {p.pid})" for p in states.users(gpu.state)]
         return tuple(dict.fromkeys(words))
 
     def reset(self, gpus: Sequence[Gpu], /) -> None:
@@ -437,8 +440,11 @@ class Machine:
             for gpu in self.gpus:
                 old = node.gpus[gpu.index]
                 mode = old.pending if gpu.model.mode_survives_reboot else False
-                fresh = state.Gpu(mig=mode, pending=mode, persistence=self.spec.persistenced)
-                fresh.remapped_correctable, fresh.remapped_uncorrectable = old.remapped_correctable, old.remapped_uncorrectable
+                fresh = states.Gpu(mig=mode, pending=mode, persistence=self.spec.persistenced)
+                fresh.remapped_correctable, fresh.remapped_uncorrectable = (
+                    old.remapped_correctable,
+                    old.remapped_uncorrectable,
+                )
                 fresh.remap_failed = old.remap_failed
                 fresh.ecc = {key: count for key, count in old.ecc.items() if key.endswith("/aggregate")}
                 node.gpus[gpu.index] = fresh
@@ -450,7 +456,7 @@ class Machine:
 
     def wait_event(
         self, after: int, masks: dict[int, int], timeout: float, /, *, ended: Callable[[], bool]
-    ) -> state.Event | None:
+    ) -> states.Event | None:
         """Return the first event behind number `after` that `masks` (GPU index to event bits) ask for,
         or None when `timeout` seconds have passed or `ended` says so. Other processes' events are
         noticed within 50 ms."""
@@ -467,7 +473,7 @@ class Machine:
                 self.happened.wait(min(_POLL, left))
 
 
-def _newest(gpu: state.Gpu, instance: state.GpuInstance) -> state.GpuInstance:
+def _newest(gpu: states.Gpu, instance: states.GpuInstance) -> states.GpuInstance:
     """Return the instance as the newest state has it; another process may have removed it meanwhile."""
     there = gpu.instances.get(instance.id)
     if there is None or there.serial != instance.serial:
@@ -475,15 +481,15 @@ def _newest(gpu: state.Gpu, instance: state.GpuInstance) -> state.GpuInstance:
     return there
 
 
-def _held(gpu: state.Gpu, instance: int, compute: int | None) -> bool:
+def _held(gpu: states.Gpu, instance: int, compute: int | None) -> bool:
     """Whether anybody is on the GPU instance, or on exactly this compute instance of it."""
-    for user in (*gpu.processes, *gpu.holders):
+    for user in states.users(gpu):
         if user.gpu_instance == instance and (compute is None or user.compute_instance in (compute, None)):
             return True
     return False
 
 
-def _compute_clear(instance: state.GpuInstance, start: int, size: int) -> bool:
+def _compute_clear(instance: states.GpuInstance, start: int, size: int) -> bool:
     return not any(ci.start < start + size and start < ci.start + ci.size for ci in instance.compute.values())
 
 
@@ -495,7 +501,7 @@ def _first_free(used: Iterable[int]) -> int:
     return number
 
 
-def _activate_remaps(gpu: state.Gpu) -> None:
+def _activate_remaps(gpu: states.Gpu) -> None:
     if gpu.remap_pending and not gpu.remap_failed:
         gpu.remap_pending = False
 
@@ -530,17 +536,17 @@ def initial_units(node: spec.Node, /) -> dict[str, bool]:
     return units
 
 
-def fresh(node: spec.Node, now: float, /) -> state.Node:
+def fresh(node: spec.Node, now: float, /) -> states.Node:
     """Return the state of a node that has just started for the first time."""
-    made = state.Node(
+    made = states.Node(
         name=node.name,
         digest=node.digest(),
         boot_id=boot_id(node, 1),
         booted=now,
-        gpus=[state.Gpu(persistence=node.persistenced) for _ in node.gpus],
+        gpus=[states.Gpu(persistence=node.persistenced) for _ in node.gpus],
         units=initial_units(node),
         reset_possible=node.reset_possible,
     )
     for number, row in enumerate(node.faults, 1):
-        made.faults.append(state.Fault(id=number, **dict(row)))  # type: ignore[arg-type]  # keys and types checked in spec
+        made.faults.append(states.Fault(id=number, **dict(row)))  # type: ignore[arg-type]  # keys and types checked in spec
     return made

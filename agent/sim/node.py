@@ -1,7 +1,7 @@
 """A whole simulated node: library, GPUs and host, and the hands that load, break, reset and reboot it.
 
-    node = open_node("p4d.24xlarge", state=Path("S"))
-    pynvml.nvmlLib = node.library
+node = open_node("p4d.24xlarge", state=Path("S"))
+pynvml.nvmlLib = node.library
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from agent.sim import faults, host, library, machine, prototypes, spec, state, store
+from agent.sim import faults, host, library, prototypes, spec, state, store
+from agent.sim import machine as machines
 
 SimulationError = spec.SimulationError
 Fault = state.Fault
@@ -20,9 +21,11 @@ Fault = state.Fault
 class SimulatedNode:
     """See the module. Everything it does is kept in the state file, when it has one, at once."""
 
-    def __init__(self, about: spec.Node, kept: store.Store, *, directory: Path | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, about: spec.Node, kept: store.Store, *, directory: Path | None, clock: Callable[[], float]
+    ) -> None:
         self._store = kept
-        self._machine = machine.Machine(about, kept, clock=clock)
+        self._machine = machines.Machine(about, kept, clock=clock)
         self._faults = faults.Faults(self._machine)
         self._library = library.Library(self._machine, self._faults)
         self._host = host.SimulatedMachine(self._machine, directory)
@@ -48,7 +51,7 @@ class SimulatedNode:
         return self._host
 
     @property
-    def driver(self) -> machine.Machine:
+    def driver(self) -> machines.Machine:
         """The driver in plain Python, below the C names: for oracles and tests."""
         return self._machine
 
@@ -192,7 +195,7 @@ class SimulatedNode:
         self._store.refresh()
         found: list[Mapping[str, object]] = []
         for index, gpu in enumerate(self._store.node.gpus):
-            for user in (*gpu.processes, *gpu.holders):
+            for user in state.users(gpu):
                 found.append(
                     {
                         "pid": user.pid,
@@ -205,14 +208,14 @@ class SimulatedNode:
                 )
         return tuple(found)
 
-    def _gpu(self, index: int) -> machine.Gpu:
+    def _gpu(self, index: int) -> machines.Gpu:
         if not 0 <= index < len(self._machine.gpus):
             raise SimulationError(f"there is no GPU {index} on {self.name}: it has {len(self._machine.gpus)}")
         return self._machine.gpus[index]
 
     @staticmethod
     def _place(
-        gpu: machine.Gpu, now: state.Gpu, instance: int | None, compute: int | None
+        gpu: machines.Gpu, now: state.Gpu, instance: int | None, compute: int | None
     ) -> tuple[int | None, int | None]:
         if not now.mig:
             if instance is not None or compute is not None:
@@ -266,17 +269,16 @@ class SimulatedNode:
         with self._store.change() as node:
             node.emit(
                 gpu,
-                machine.XID,
+                machines.XID,
                 code,
                 instance=none if gpu_instance is None else gpu_instance,
                 compute=none if compute_instance is None else compute_instance,
             )
             address = host.normal_address(target.spec.pci_bus_id).partition(".")[0]
-            seconds = max(0.0, self._machine.clock() - node.booted)
+            stamp = int(1e6 * max(0.0, self._machine.clock() - node.booted))
             part = "" if gpu_instance is None else f" GPU-I:{gpu_instance:02d}"
-            node.kernel_log.append(
-                f"4,{len(node.kernel_log) + 1},{int(seconds * 1e6)},-;NVRM: Xid (PCI:{address}{part}): {code}, pid='<unknown>', name=<unknown>"
-            )
+            words = f"NVRM: Xid (PCI:{address}{part}): {code}, pid='<unknown>', name=<unknown>"
+            node.kernel_log.append(f"4,{node.event_number},{stamp},-;{words}")
             del node.kernel_log[:-200]
         with self._machine.happened:
             self._machine.happened.notify_all()
@@ -314,7 +316,7 @@ class SimulatedNode:
 
 
 def _owner() -> tuple[int, int]:
-    return os.getpid(), machine.start_of(os.getpid()) or 0
+    return os.getpid(), machines.start_of(os.getpid()) or 0
 
 
 def open_node(spec_text: str, *, state: Path | None = None, clock: Callable[[], float] = time.time) -> SimulatedNode:
@@ -329,7 +331,7 @@ def open_node(spec_text: str, *, state: Path | None = None, clock: Callable[[], 
 
 def open_spec(about: spec.Node, *, state: Path | None = None, clock: Callable[[], float] = time.time) -> SimulatedNode:
     """Open the node of a spec made in code; see `open_node`."""
-    fresh = machine.fresh(about, clock())
+    fresh = machines.fresh(about, clock())
     kept: store.Store
     if state is None:
         kept = store.MemoryStore(fresh)

@@ -17,8 +17,12 @@ import pynvml
 
 from agent.sim import codes
 
+NVML: Any = pynvml
+"""pynvml's ctypes structures, looked up by name: the functions here are typed by them at run time."""
 Converter = Callable[[Any], Any]
-_ByRef = type(ctypes.byref(ctypes.c_int()))
+Body = Callable[..., int | None]
+_ByRef: Any = type(ctypes.byref(ctypes.c_int()))
+_Pointer: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]  # the base of all pointer types has no public name
 _C_INTEGERS = (ctypes.c_uint, ctypes.c_int, ctypes.c_ulonglong, ctypes.c_longlong, ctypes.c_ulong, ctypes.c_long)
 _SIZE_OF_VERSION = 0xFFFFFF
 
@@ -51,7 +55,7 @@ class Prototype:
     name: str
     on: On
     arguments: tuple[Converter, ...]
-    body: Callable[..., int | None]
+    body: Body
     since: int = 0
     latency: str = "read"
     on_mig: int = codes.INVALID_ARGUMENT
@@ -64,7 +68,7 @@ PROTOTYPES: dict[str, Prototype] = {}
 """Every function of the library by its C name; `agent.sim.calls` fills it."""
 
 
-def call(name: str, on: On, *arguments: Converter, **options: Any) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+def call(name: str, on: On, *arguments: Converter, **options: Any) -> Callable[[Body], Body]:
     """Enter the decorated function as the body of the C function `name`.
 
     The body gets the library, what the handle stands for (On.GPU: gpu; MIG: gpu, gi, ci; EITHER: gpu,
@@ -72,7 +76,7 @@ def call(name: str, on: On, *arguments: Converter, **options: Any) -> Callable[[
     arguments. It returns None for SUCCESS, or a code, or raises codes.Refused.
     """
 
-    def enter(body: Callable[..., int | None]) -> Callable[..., int | None]:
+    def enter(body: Body) -> Body:
         PROTOTYPES[name] = Prototype(name, on, arguments, body, **options)
         return body
 
@@ -105,14 +109,15 @@ def pointed(value: Any) -> Any:
         return value._obj  # noqa: SLF001  # the only way to what byref points at
     if value is None or isinstance(value, ctypes.Array):
         return value
-    if isinstance(value, ctypes._Pointer):  # noqa: SLF001  # the base of all pointer types has no public name
+    if isinstance(value, _Pointer):
         return value.contents if value else None
     raise Misuse(f"a pointer belongs here, not {value!r}: the process would have crashed")
 
 
-def out(kind: type) -> Converter:
+def out(kind: Any) -> Converter:
     """Take a pointer to exactly one `kind`, or something laid out alike."""
     size = ctypes.sizeof(kind)
+    wants_structure = issubclass(kind, ctypes.Structure)
 
     def convert(value: Any) -> Any:
         found = value._obj if type(value) is _ByRef else pointed(value)  # noqa: SLF001
@@ -120,20 +125,18 @@ def out(kind: type) -> Converter:
             return found
         if found is None:
             raise codes.Refused(codes.INVALID_ARGUMENT)
-        if ctypes.sizeof(found) < size or isinstance(found, int):
-            raise Misuse(f"{type(found).__name__} has {ctypes.sizeof(found)} bytes, {kind.__name__} {size}: memory overwritten")
-        if isinstance(found, kind):
-            return found
-        if isinstance(found, ctypes.Structure) or issubclass(kind, ctypes.Structure):
-            if isinstance(found, ctypes.Structure) and isinstance(kind, type) and issubclass(kind, ctypes.Structure):
-                return kind.from_buffer(found)
+        if ctypes.sizeof(found) < size:
+            raise Misuse(
+                f"{type(found).__name__} has {ctypes.sizeof(found)} bytes, {kind.__name__} {size}: memory overwritten"
+            )
+        if isinstance(found, ctypes.Structure) is not wants_structure:
             raise Misuse(f"a pointer to {kind.__name__} belongs here, not to {type(found).__name__}")
-        return kind.from_buffer(found)  # type: ignore[attr-defined, no-any-return]  # every ctypes type has it
+        return kind.from_buffer(found)
 
     return convert
 
 
-def versioned(*kinds: tuple[int, type]) -> Converter:
+def versioned(*kinds: tuple[int, Any]) -> Converter:
     """Take a pointer to a structure whose first field is a version: one of these (version, structure)."""
     by_version = dict(kinds)
 
@@ -150,13 +153,16 @@ def versioned(*kinds: tuple[int, type]) -> Converter:
         if type(found) is kind:
             return found
         if ctypes.sizeof(found) < ctypes.sizeof(kind):
-            raise Misuse(f"version {version:#x} has {ctypes.sizeof(kind)} bytes, the structure {ctypes.sizeof(found)}: memory overwritten")
+            raise Misuse(
+                f"version {version:#x} has {ctypes.sizeof(kind)} bytes, this structure {ctypes.sizeof(found)}:"
+                " memory overwritten"
+            )
         return kind.from_buffer(found)
 
     return convert
 
 
-def array(kind: type) -> Converter:
+def array(kind: Any) -> Converter:
     """Take a pointer to an array of `kind` (byref, the array itself, or one element); None stays None."""
 
     def convert(value: Any) -> Any:
@@ -164,8 +170,8 @@ def array(kind: type) -> Converter:
         if found is None:
             return None
         if isinstance(found, kind):
-            return (kind * 1).from_buffer(found)  # type: ignore[operator]  # ctypes types multiply into arrays
-        if isinstance(found, ctypes.Array) and found._type_ is kind:  # noqa: SLF001  # ctypes' own name for it
+            return (kind * 1).from_buffer(found)
+        if isinstance(found, ctypes.Array) and found._type_ is kind:  # ctypes' own name for it
             return found
         raise Misuse(f"an array of {kind.__name__} belongs here, not {type(found).__name__}")
 
@@ -174,10 +180,10 @@ def array(kind: type) -> Converter:
 
 def buffer(value: Any) -> Any:
     """Take a char buffer; its length comes as the next argument."""
-    if isinstance(value, ctypes.Array) and value._type_ is ctypes.c_char:  # noqa: SLF001
+    if isinstance(value, ctypes.Array) and value._type_ is ctypes.c_char:
         return value
     found = pointed(value)
-    if isinstance(found, ctypes.Array) and found._type_ is ctypes.c_char:  # noqa: SLF001
+    if isinstance(found, ctypes.Array) and found._type_ is ctypes.c_char:
         return found
     raise Misuse(f"a char buffer belongs here, not {value!r}")
 
@@ -193,12 +199,12 @@ def put_text(into: Any, length: int, value: str) -> None:
     into.value = data
 
 
-def handle(kind: type) -> Converter:
+def handle(kind: Any) -> Converter:
     """Take a handle of this pointer type; gives its address (0 for null)."""
 
     def convert(value: Any) -> int:
         if type(value) is kind:
-            return ctypes.c_void_p.from_buffer(value).value or 0
+            return ctypes.c_void_p.from_buffer(value).value or 0  # a pointer object's buffer is the address
         if value is None:
             return 0
         if isinstance(value, ctypes.c_void_p):
@@ -236,9 +242,9 @@ def fill(into: Any, wanted: int, announced: Any, what: Callable[[Any, int], None
 UINT_OUT = out(ctypes.c_uint)
 INT_OUT = out(ctypes.c_int)
 ULONGLONG_OUT = out(ctypes.c_ulonglong)
-DEVICE = handle(pynvml.c_nvmlDevice_t)
-DEVICE_OUT = out(pynvml.c_nvmlDevice_t)
-GPU_INSTANCE = handle(pynvml.c_nvmlGpuInstance_t)
-COMPUTE_INSTANCE = handle(pynvml.c_nvmlComputeInstance_t)
-EVENT_SET = handle(pynvml.c_nvmlEventSet_t)
-GPM_SAMPLE = handle(pynvml.c_nvmlGpmSample_t)
+DEVICE = handle(NVML.c_nvmlDevice_t)
+DEVICE_OUT = out(NVML.c_nvmlDevice_t)
+GPU_INSTANCE = handle(NVML.c_nvmlGpuInstance_t)
+COMPUTE_INSTANCE = handle(NVML.c_nvmlComputeInstance_t)
+EVENT_SET = handle(NVML.c_nvmlEventSet_t)
+GPM_SAMPLE = handle(NVML.c_nvmlGpmSample_t)

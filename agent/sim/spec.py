@@ -56,7 +56,17 @@ NAMESPACE = uuid.UUID("5d1d4a52-9f0e-5c0b-8d1f-0c6d6f8f1b7a")
 MODE_CHANGES = ("pending", "in-use", "immediate")
 LATENCIES = ("read", "change", "create-gi", "destroy-gi", "create-ci", "destroy-ci", "set-mode", "pcie-throughput")
 _DRIVER_OF_MAJOR = {590: DRIVER, 595: "595.71.05"}
-_CUDA_OF_MAJOR = {595: 13020, 590: 13010, 580: 13000, 575: 12090, 570: 12080, 565: 12070, 560: 12060, 555: 12050, 550: 12040}
+_CUDA_OF_MAJOR = {
+    595: 13020,
+    590: 13010,
+    580: 13000,
+    575: 12090,
+    570: 12080,
+    565: 12070,
+    560: 12060,
+    555: 12050,
+    550: 12040,
+}
 _MAX_GPUS = 64
 
 
@@ -124,7 +134,9 @@ def read(text: str, /) -> Node:
     found = _model_id(model)
     if found is not None:
         if colon and not (count.isascii() and count.isdigit() and 0 < int(count) <= _MAX_GPUS):
-            raise SimulationError(f"cannot simulate {text}: the count behind the colon is a number from 1 to {_MAX_GPUS}")
+            raise SimulationError(
+                f"cannot simulate {text}: the count behind the colon is a number from 1 to {_MAX_GPUS}"
+            )
         return _build(text, [{"model": model, "count": int(count) if colon else 1}], {})
     path = Path(text)
     if path.is_file():
@@ -160,7 +172,9 @@ def _of_instance_type(kind: tables.InstanceType) -> Node:
             f"cannot simulate {kind.name}: how many GPUs it has is not published; "
             f"write {tables.model(kind.model).model_key}:4 or a node file with the count"
         )
-    return _build(kind.name, [{"model": kind.model, "count": kind.count}], {"instance-type": kind.name, "persistenced": True})
+    return _build(
+        kind.name, [{"model": kind.model, "count": kind.count}], {"instance-type": kind.name, "persistenced": True}
+    )
 
 
 _NODE_KEYS = {
@@ -227,7 +241,9 @@ def _check(table: object, keys: Mapping[str, type], where: str) -> None:
             near = difflib.get_close_matches(key, keys, n=1)
             raise SimulationError(f"{where}: there is no key {key}" + (f"; did you mean {near[0]}?" if near else ""))
         wanted = keys[key]
-        fits = isinstance(value, (int, float) if wanted is float else wanted) and (wanted is bool or not isinstance(value, bool))
+        fits = isinstance(value, (int, float) if wanted is float else wanted) and (
+            wanted is bool or not isinstance(value, bool)
+        )
         if not fits:
             raise SimulationError(f"{where}: {key} takes {wanted.__name__}, not {value!r}")
 

@@ -88,6 +88,11 @@ class Gpu:
     reset_required: bool = False
 
 
+def users(gpu: Gpu, /) -> list[Process | Holder]:
+    """Return everybody who is on a GPU: processes, then holders."""
+    return [*gpu.processes, *gpu.holders]
+
+
 @dataclasses.dataclass(slots=True)
 class Session:
     """A process that has the driver open: (pid, start time) and one token an opened library."""

@@ -76,7 +76,7 @@ class FileStore:
             raise spec.SimulationError(f"cannot keep a simulated node in {path}: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if os.fstat(self._lock).st_size < 8:  # noqa: PLR2004  # one counter of eight bytes
+            if os.fstat(self._lock).st_size < 8:  # one counter of eight bytes
                 os.ftruncate(self._lock, 8)
             self._map = mmap.mmap(self._lock, 8)
             self._counter: MutableSequence[int] | memoryview[int] = memoryview(self._map).cast("Q")

@@ -221,7 +221,9 @@ def models_of_key(key: str, /) -> tuple[str, ...]:
     head = key.partition(".")[0]
     near = [i for i in model_ids() if i == head or i.startswith(head + "-")]
     found = [i for i in near if model(i).model_key == key]
-    return tuple(sorted(found, key=lambda i: (model(i).confidence != "observed", "sxm" not in i and "server" not in i, len(i))))
+    return tuple(
+        sorted(found, key=lambda i: (model(i).confidence != "observed", "sxm" not in i and "server" not in i, len(i)))
+    )
 
 
 @functools.cache

@@ -110,9 +110,13 @@ class Figures:
             used = sum(self.process_memory(p, now) for p in now_state.processes)
         return total, reserved, min(used, total - reserved)
 
-    def bar1(self, gpu: machine.Gpu, instance: state.GpuInstance | None, now: float, /) -> tuple[int, int]:
+    def bar1(self, gpu: machine.Gpu, instance: state.GpuInstance | None, /) -> tuple[int, int]:
         """Return total and used bytes of BAR1, of an instance or the GPU: the power of two above its memory."""
-        whole = 256 if gpu.model.memory_mib <= 24 * 1024 and not gpu.model.mig_capable else 1 << (gpu.model.memory_mib - 1).bit_length()
+        whole = (
+            256
+            if gpu.model.memory_mib <= 24 * 1024 and not gpu.model.mig_capable
+            else 1 << (gpu.model.memory_mib - 1).bit_length()
+        )
         if instance is None:
             return whole * MIB, min(whole, 1 + 2 * len(gpu.state.processes)) * MIB
         share = max(1, whole * instance.size // gpu.model.memory_slices - 1)
@@ -167,10 +171,10 @@ class Figures:
     def clock_mhz(self, gpu: machine.Gpu, domain: int, now: float, /) -> int:
         """Return the clock of a domain: graphics 0, SM 1, memory 2, video 3."""
         figures = board(gpu)
-        if domain == 2:  # noqa: PLR2004  # NVML's number
+        if domain == 2:  # NVML's number
             return figures.memory_mhz
         busy = self.activity(gpu, now) > 0
-        top = figures.graphics_mhz if domain != 3 else figures.graphics_mhz * 9 // 10  # noqa: PLR2004
+        top = figures.graphics_mhz if domain != 3 else figures.graphics_mhz * 9 // 10
         return top if busy else 345
 
     def pcie_kib(self, gpu: machine.Gpu, counter: int, now: float, /) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-import pynvml
-
 from agent.sim import codes, library, machine, state
 from agent.sim import prototypes as p
 
@@ -124,14 +122,14 @@ def _pci(gpu: machine.Gpu, into: Any) -> None:
     into.busId = gpu.spec.pci_bus_id.encode()
 
 
-@p.call("nvmlDeviceGetPciInfo_v3", On.GPU, p.out(pynvml.nvmlPciInfo_t), on_mig=codes.NOT_SUPPORTED)
+@p.call("nvmlDeviceGetPciInfo_v3", On.GPU, p.out(p.NVML.nvmlPciInfo_t), on_mig=codes.NOT_SUPPORTED)
 def pci_info(lib: library.Library, gpu: machine.Gpu, into: Any) -> None:  # noqa: ARG001
     """Tell the PCI address and ids."""
     _pci(gpu, into)
     into.busIdLegacy = gpu.spec.pci_bus_id[4:].encode()
 
 
-@p.call("nvmlDeviceGetPciInfoExt", On.GPU, p.versioned((0x1000040, pynvml.nvmlPciInfoExt_v1_t)), since=535,
+@p.call("nvmlDeviceGetPciInfoExt", On.GPU, p.versioned((0x1000040, p.NVML.nvmlPciInfoExt_v1_t)), since=535,
         on_mig=codes.NOT_SUPPORTED)  # fmt: skip
 def pci_info_ext(lib: library.Library, gpu: machine.Gpu, into: Any) -> None:  # noqa: ARG001
     """Tell the PCI address, ids and class."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pynvml
-
 from agent.sim import codes, library, machine
 from agent.sim import prototypes as p
 
@@ -27,7 +25,7 @@ def supported_types(lib: library.Library, gpu: machine.Gpu, into: Any) -> None: 
     into.value = supported(gpu)
 
 
-@p.call("nvmlEventSetCreate", On.NOTHING, p.out(pynvml.c_nvmlEventSet_t))
+@p.call("nvmlEventSetCreate", On.NOTHING, p.out(p.NVML.c_nvmlEventSet_t))
 def create(lib: library.Library, into: Any) -> None:
     """Make an empty event set."""
     address = lib.new_address()
@@ -74,7 +72,7 @@ def _wait(lib: library.Library, address: int, into: Any, milliseconds: int) -> N
 
 
 for _name in ("nvmlEventSetWait", "nvmlEventSetWait_v2"):
-    p.call(_name, On.NOTHING, p.EVENT_SET, p.out(pynvml.c_nvmlEventData_t), p.uint, unlocked=True)(_wait)
+    p.call(_name, On.NOTHING, p.EVENT_SET, p.out(p.NVML.c_nvmlEventData_t), p.uint, unlocked=True)(_wait)
 
 
 @p.call("nvmlEventSetFree", On.NOTHING, p.EVENT_SET)

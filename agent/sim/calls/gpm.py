@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import pynvml
-
 from agent.sim import codes, library, machine, workload
 from agent.sim import prototypes as p
 
@@ -14,18 +12,32 @@ On = p.On
 _SINCE = 535
 _STEPS = 8
 # What part of its activity an instance spends on each; percent metrics by NVML's id.
-_SHARES = {1: 1.0, 2: 0.95, 3: 0.6, 4: 0.12, 5: 0.5, 6: 0.0, 7: 0.45, 8: 0.02, 9: 0.01, 10: 0.4, 11: 0.01, 12: 0.3, 13: 0.15}
+_SHARES = {
+    1: 1.0,
+    2: 0.95,
+    3: 0.6,
+    4: 0.12,
+    5: 0.5,
+    6: 0.0,
+    7: 0.45,
+    8: 0.02,
+    9: 0.01,
+    10: 0.4,
+    11: 0.01,
+    12: 0.3,
+    13: 0.15,
+}
 _PCIE = {20: 0, 21: 1}
 _NVLINK = (60, 61)
 
 
-@p.call("nvmlGpmQueryDeviceSupport", On.EITHER, p.versioned((1, pynvml.c_nvmlGpmSupport_t)), since=_SINCE)
+@p.call("nvmlGpmQueryDeviceSupport", On.EITHER, p.versioned((1, p.NVML.c_nvmlGpmSupport_t)), since=_SINCE)
 def query(lib: library.Library, gpu: machine.Gpu, gi: Any, ci: Any, into: Any) -> None:  # noqa: ARG001
     """Tell whether the GPU has GPM at all."""
     into.isSupportedDevice = int(gpu.model.gpm)
 
 
-@p.call("nvmlGpmSampleAlloc", On.NOTHING, p.out(pynvml.c_nvmlGpmSample_t), since=_SINCE)
+@p.call("nvmlGpmSampleAlloc", On.NOTHING, p.out(p.NVML.c_nvmlGpmSample_t), since=_SINCE)
 def allocate(lib: library.Library, into: Any) -> None:
     """Make an empty sample."""
     address = lib.new_address()
@@ -72,7 +84,7 @@ def take_of_instance(lib: library.Library, gpu: machine.Gpu, instance: int, addr
     _take(lib, gpu, instance, address)
 
 
-@p.call("nvmlGpmMetricsGet", On.NOTHING, p.out(pynvml.c_nvmlGpmMetricsGet_t), since=_SINCE)
+@p.call("nvmlGpmMetricsGet", On.NOTHING, p.out(p.NVML.c_nvmlGpmMetricsGet_t), since=_SINCE)
 def metrics(lib: library.Library, into: Any) -> None:
     """Work out metrics between two samples of the same thing; the call succeeds while single ones fail."""
     if into.version != 1:
@@ -98,7 +110,9 @@ def metrics(lib: library.Library, into: Any) -> None:
             metric.value = 0.0 if value is None else value
 
 
-def _mean_activity(lib: library.Library, gpu: machine.Gpu, first: library.GpmSample, second: library.GpmSample) -> float:
+def _mean_activity(
+    lib: library.Library, gpu: machine.Gpu, first: library.GpmSample, second: library.GpmSample
+) -> float:
     gi = None
     if first.instance is not None:
         gi = gpu.state.instances.get(first.instance)

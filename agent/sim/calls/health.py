@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pynvml
-
 from agent.sim import codes, library, machine, state, workload
 from agent.sim import prototypes as p
 
@@ -123,7 +121,12 @@ def remapped_rows(
     pending.value, failed.value = int(now.remap_pending), int(now.remap_failed)
 
 
-@p.call("nvmlDeviceGetRowRemapperHistogram", On.GPU, p.out(pynvml.c_nvmlRowRemapperHistogramValues), on_mig=codes.NOT_SUPPORTED)
+@p.call(
+    "nvmlDeviceGetRowRemapperHistogram",
+    On.GPU,
+    p.out(p.NVML.c_nvmlRowRemapperHistogramValues),
+    on_mig=codes.NOT_SUPPORTED,
+)
 def remap_histogram(lib: library.Library, gpu: machine.Gpu, into: Any) -> None:  # noqa: ARG001
     """Tell how many banks have how many spare rows left."""
     _need_remapper(gpu)
@@ -227,7 +230,7 @@ def _retired_pending(lib: library.Library, gpu: machine.Gpu, scope: int) -> tupl
 
 
 def _recovery(lib: library.Library, gpu: machine.Gpu, scope: int) -> tuple[int, int]:  # noqa: ARG001
-    if lib.machine.spec.driver_major < 570:  # noqa: PLR2004
+    if lib.machine.spec.driver_major < 570:
         raise codes.Refused(codes.NOT_SUPPORTED)
     now = gpu.state
     return _UINT, 1 if now.remap_pending or now.reset_required else 0  # 0 none, 1 GPU reset
@@ -291,7 +294,7 @@ _FIELDS: dict[int, _Field] = {
 _SIGNED = frozenset({193, 194, 195, 196})
 
 
-@p.call("nvmlDeviceGetFieldValues", On.GPU, p.uint, p.array(pynvml.c_nvmlFieldValue_t), on_mig=codes.NOT_SUPPORTED)
+@p.call("nvmlDeviceGetFieldValues", On.GPU, p.uint, p.array(p.NVML.c_nvmlFieldValue_t), on_mig=codes.NOT_SUPPORTED)
 def field_values(lib: library.Library, gpu: machine.Gpu, count: int, into: Any) -> None:
     """Answer several fields at once; the call succeeds while single entries fail."""
     if into is None or count <= 0:

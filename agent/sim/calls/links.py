@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pynvml
-
 from agent.sim import codes, library, machine, workload
 from agent.sim import prototypes as p
 
@@ -14,7 +12,9 @@ _MAX_LINKS = 18
 _FABRIC_COMPLETED = 3
 
 
-@p.call("nvmlDeviceGetPcieThroughput", On.GPU, p.uint, p.UINT_OUT, latency="pcie-throughput", on_mig=codes.NOT_SUPPORTED)
+@p.call(
+    "nvmlDeviceGetPcieThroughput", On.GPU, p.uint, p.UINT_OUT, latency="pcie-throughput", on_mig=codes.NOT_SUPPORTED
+)
 def pcie_throughput(lib: library.Library, gpu: machine.Gpu, counter: int, into: Any) -> None:
     """Tell KB/s sent (0) or received (1) over the last 20 ms, which is how long it takes."""
     if gpu.model.virtual:
@@ -68,7 +68,7 @@ def nvlink_version(lib: library.Library, gpu: machine.Gpu, link: int, into: Any)
 def nvlink_errors(lib: library.Library, gpu: machine.Gpu, link: int, counter: int, into: Any) -> None:  # noqa: ARG001
     """Count the errors of a link."""
     _need_link(gpu, link)
-    if not 0 <= counter <= 4:  # noqa: PLR2004
+    if not 0 <= counter <= 4:
         raise codes.Refused(codes.INVALID_ARGUMENT)
     into.value = 0
 
@@ -84,15 +84,15 @@ def _fabric(lib: library.Library, gpu: machine.Gpu, into: Any) -> None:
     into.state, into.status, into.cliqueId = _FABRIC_COMPLETED, codes.SUCCESS, 0
 
 
-p.call("nvmlDeviceGetGpuFabricInfo", On.GPU, p.out(pynvml.c_nvmlGpuFabricInfo_t), on_mig=codes.NOT_SUPPORTED)(_fabric)
+p.call("nvmlDeviceGetGpuFabricInfo", On.GPU, p.out(p.NVML.c_nvmlGpuFabricInfo_t), on_mig=codes.NOT_SUPPORTED)(_fabric)
 
 
 @p.call(
     "nvmlDeviceGetGpuFabricInfoV",
     On.GPU,
     p.versioned(
-        (pynvml.nvmlGpuFabricInfo_v2, pynvml.c_nvmlGpuFabricInfo_v2_t),
-        (pynvml.nvmlGpuFabricInfo_v3, pynvml.c_nvmlGpuFabricInfo_v3_t),
+        (p.NVML.nvmlGpuFabricInfo_v2, p.NVML.c_nvmlGpuFabricInfo_v2_t),
+        (p.NVML.nvmlGpuFabricInfo_v3, p.NVML.c_nvmlGpuFabricInfo_v3_t),
     ),
     since=535,
     on_mig=codes.NOT_SUPPORTED,
@@ -101,5 +101,5 @@ def fabric_versioned(lib: library.Library, gpu: machine.Gpu, into: Any) -> None:
     """Tell how far the GPU's registration with the fabric is, and its health."""
     _fabric(lib, gpu, into)
     into.healthMask = 0b101010  # degraded bandwidth, route recovery, route unhealthy: each "no"
-    if isinstance(into, pynvml.c_nvmlGpuFabricInfo_v3_t):
+    if isinstance(into, p.NVML.c_nvmlGpuFabricInfo_v3_t):
         into.healthSummary = 1

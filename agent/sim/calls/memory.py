@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pynvml
-
 from agent.sim import codes, library, machine, state
 from agent.sim import prototypes as p
 
@@ -21,14 +19,14 @@ def need_root_for_sum(lib: library.Library, gpu: machine.Gpu, gi: Gi | None) -> 
         lib.machine.need_root()
 
 
-@p.call("nvmlDeviceGetMemoryInfo", On.EITHER, p.out(pynvml.c_nvmlMemory_t))
+@p.call("nvmlDeviceGetMemoryInfo", On.EITHER, p.out(p.NVML.c_nvmlMemory_t))
 def memory_info(lib: library.Library, gpu: machine.Gpu, gi: Gi | None, ci: Ci | None, into: Any) -> None:  # noqa: ARG001
     """Tell memory; `used` includes what the driver has reserved."""
     total, reserved, used = _memory(lib, gpu, gi)
     into.total, into.used, into.free = total, used + reserved, total - used - reserved
 
 
-@p.call("nvmlDeviceGetMemoryInfo_v2", On.EITHER, p.versioned((pynvml.nvmlMemory_v2, pynvml.c_nvmlMemory_v2_t)))
+@p.call("nvmlDeviceGetMemoryInfo_v2", On.EITHER, p.versioned((p.NVML.nvmlMemory_v2, p.NVML.c_nvmlMemory_v2_t)))
 def memory_info_v2(lib: library.Library, gpu: machine.Gpu, gi: Gi | None, ci: Ci | None, into: Any) -> None:  # noqa: ARG001
     """Tell memory, with what the driver has reserved apart."""
     total, reserved, used = _memory(lib, gpu, gi)
@@ -45,11 +43,11 @@ def _memory(lib: library.Library, gpu: machine.Gpu, gi: Gi | None) -> tuple[int,
     return total, 0, used
 
 
-@p.call("nvmlDeviceGetBAR1MemoryInfo", On.EITHER, p.out(pynvml.c_nvmlBAR1Memory_t))
+@p.call("nvmlDeviceGetBAR1MemoryInfo", On.EITHER, p.out(p.NVML.c_nvmlBAR1Memory_t))
 def bar1(lib: library.Library, gpu: machine.Gpu, gi: Gi | None, ci: Ci | None, into: Any) -> None:  # noqa: ARG001
     """Tell BAR1 memory."""
     need_root_for_sum(lib, gpu, gi)
-    total, used = lib.figures.bar1(gpu, gi, lib.now())
+    total, used = lib.figures.bar1(gpu, gi)
     into.bar1Total, into.bar1Used, into.bar1Free = total, used, total - used
 
 
@@ -82,6 +80,6 @@ def _processes(kind: str) -> Any:
 
 
 for _name, _kind in _KINDS.items():
-    p.call(f"nvmlDeviceGet{_name}RunningProcesses_v3", On.EITHER, p.UINT_OUT, p.array(pynvml.c_nvmlProcessInfo_v3_t))(
+    p.call(f"nvmlDeviceGet{_name}RunningProcesses_v3", On.EITHER, p.UINT_OUT, p.array(p.NVML.c_nvmlProcessInfo_v3_t))(
         _processes(_kind)
     )

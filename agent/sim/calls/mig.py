@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import pynvml
-
 from agent.sim import codes, library, machine, state, tables
 from agent.sim import prototypes as p
 
@@ -58,8 +56,10 @@ class ComputeInstanceProfileInfoV3(ctypes.Structure):
     )
 
 
-_GI_INFO = p.versioned((0x02000098, pynvml.c_nvmlGpuInstanceProfileInfo_v2_t), (0x03000098, GpuInstanceProfileInfoV3))
-_CI_INFO = p.versioned((0x02000088, pynvml.c_nvmlComputeInstanceProfileInfo_v2_t), (0x0300008C, ComputeInstanceProfileInfoV3))
+_GI_INFO = p.versioned((0x02000098, p.NVML.c_nvmlGpuInstanceProfileInfo_v2_t), (0x03000098, GpuInstanceProfileInfoV3))
+_CI_INFO = p.versioned(
+    (0x02000088, p.NVML.c_nvmlComputeInstanceProfileInfo_v2_t), (0x0300008C, ComputeInstanceProfileInfoV3)
+)
 
 
 # --- mode
@@ -119,7 +119,7 @@ def _fill_named_info(profile: tables.Profile, into: Any) -> None:
     into.name = library.char_array(f"MIG {profile.name}", _NAME)
 
 
-@p.call("nvmlDeviceGetGpuInstanceProfileInfo", On.GPU, p.uint, p.out(pynvml.c_nvmlGpuInstanceProfileInfo_t))
+@p.call("nvmlDeviceGetGpuInstanceProfileInfo", On.GPU, p.uint, p.out(p.NVML.c_nvmlGpuInstanceProfileInfo_t))
 def profile_info(lib: library.Library, gpu: machine.Gpu, selector: int, into: Any) -> None:
     """Describe the profile behind a selector, without its name."""
     _fill_info(_selected(lib, gpu, selector), into)
@@ -138,7 +138,7 @@ def profile_info_by_id(lib: library.Library, gpu: machine.Gpu, number: int, into
     _fill_named_info(gpu.profile(number), into)
 
 
-_GI_PLACEMENTS = p.array(pynvml.c_nvmlGpuInstancePlacement_t)
+_GI_PLACEMENTS = p.array(p.NVML.c_nvmlGpuInstancePlacement_t)
 
 
 @p.call("nvmlDeviceGetGpuInstancePossiblePlacements_v2", On.GPU, p.uint, _GI_PLACEMENTS, p.UINT_OUT)
@@ -164,8 +164,8 @@ def remaining_capacity(lib: library.Library, gpu: machine.Gpu, number: int, into
 
 # --- GPU instances
 
-_GI_OUT = p.out(pynvml.c_nvmlGpuInstance_t)
-_GI_PLACEMENT = p.out(pynvml.c_nvmlGpuInstancePlacement_t)
+_GI_OUT = p.out(p.NVML.c_nvmlGpuInstance_t)
+_GI_PLACEMENT = p.out(p.NVML.c_nvmlGpuInstancePlacement_t)
 
 
 @p.call("nvmlDeviceCreateGpuInstance", On.GPU, p.uint, _GI_OUT, latency="create-gi", mutates=True)
@@ -174,7 +174,15 @@ def create_gpu_instance(lib: library.Library, gpu: machine.Gpu, number: int, int
     p.put_handle(into, lib.instance_address(gpu, lib.machine.create_gpu_instance(gpu, number)))
 
 
-@p.call("nvmlDeviceCreateGpuInstanceWithPlacement", On.GPU, p.uint, _GI_PLACEMENT, _GI_OUT, latency="create-gi", mutates=True)
+@p.call(
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    On.GPU,
+    p.uint,
+    _GI_PLACEMENT,
+    _GI_OUT,
+    latency="create-gi",
+    mutates=True,
+)
 def create_gpu_instance_at(lib: library.Library, gpu: machine.Gpu, number: int, where: Any, into: Any) -> None:
     """Make a GPU instance at a place."""
     made = lib.machine.create_gpu_instance(gpu, number, placement=(where.start, where.size))
@@ -198,7 +206,7 @@ def _list(into: Any, room: int, count: Any, addresses: list[int]) -> None:
         ctypes.c_void_p.from_buffer(into, number * ctypes.sizeof(ctypes.c_void_p)).value = address
 
 
-@p.call("nvmlDeviceGetGpuInstances", On.GPU, p.uint, p.array(pynvml.c_nvmlGpuInstance_t), p.UINT_OUT)
+@p.call("nvmlDeviceGetGpuInstances", On.GPU, p.uint, p.array(p.NVML.c_nvmlGpuInstance_t), p.UINT_OUT)
 def gpu_instances(lib: library.Library, gpu: machine.Gpu, number: int, into: Any, count: Any) -> None:
     """List the GPU instances of one profile."""
     lib.machine.need_root()
@@ -218,7 +226,7 @@ def gpu_instance_by_id(lib: library.Library, gpu: machine.Gpu, number: int, into
     p.put_handle(into, lib.instance_address(gpu, gi))
 
 
-@p.call("nvmlGpuInstanceGetInfo", On.GPU_INSTANCE, p.out(pynvml.c_nvmlGpuInstanceInfo_t))
+@p.call("nvmlGpuInstanceGetInfo", On.GPU_INSTANCE, p.out(p.NVML.c_nvmlGpuInstanceInfo_t))
 def gpu_instance_info(lib: library.Library, gpu: machine.Gpu, gi: Gi, into: Any) -> None:
     """Describe a GPU instance."""
     p.put_handle_field(into, "device", lib.gpu_address(gpu))
@@ -254,7 +262,7 @@ def _fill_compute_info(gpu: machine.Gpu, gi: Gi, profile: tables.ComputeProfile,
     On.GPU_INSTANCE,
     p.uint,
     p.uint,
-    p.out(pynvml.c_nvmlComputeInstanceProfileInfo_t),
+    p.out(p.NVML.c_nvmlComputeInstanceProfileInfo_t),
 )
 def compute_profile_info(lib: library.Library, gpu: machine.Gpu, gi: Gi, selector: int, engine: int, into: Any) -> None:  # noqa: ARG001
     """Describe a compute profile of a GPU instance, without its name."""
@@ -276,11 +284,20 @@ def compute_profile_info_versioned(
     into.name = library.char_array(f"MIG {profile.name}", _NAME)
 
 
-_CI_PLACEMENTS = p.array(pynvml.c_nvmlComputeInstancePlacement_t)
+_CI_PLACEMENTS = p.array(p.NVML.c_nvmlComputeInstancePlacement_t)
 
 
-@p.call("nvmlGpuInstanceGetComputeInstancePossiblePlacements", On.GPU_INSTANCE, p.uint, _CI_PLACEMENTS, p.UINT_OUT, since=535)
-def possible_compute_placements(lib: library.Library, gpu: machine.Gpu, gi: Gi, number: int, into: Any, count: Any) -> None:
+@p.call(
+    "nvmlGpuInstanceGetComputeInstancePossiblePlacements",
+    On.GPU_INSTANCE,
+    p.uint,
+    _CI_PLACEMENTS,
+    p.UINT_OUT,
+    since=535,
+)
+def possible_compute_placements(
+    lib: library.Library, gpu: machine.Gpu, gi: Gi, number: int, into: Any, count: Any
+) -> None:
     """List every legal placement of a compute profile, in compute slices."""
     lib.machine.need_root()
     profile = lib.machine.compute_profile(gpu, gi, number)
@@ -295,13 +312,13 @@ def possible_compute_placements(lib: library.Library, gpu: machine.Gpu, gi: Gi, 
 def remaining_compute_capacity(lib: library.Library, gpu: machine.Gpu, gi: Gi, number: int, into: Any) -> None:
     """Count how many more compute instances of a profile would fit now."""
     lib.machine.need_root()
-    into.value = lib.machine.compute_capacity(gpu, gi, lib.machine.compute_profile(gpu, gi, number))
+    into.value = lib.machine.compute_capacity(gi, lib.machine.compute_profile(gpu, gi, number))
 
 
 # --- compute instances
 
-_CI_OUT = p.out(pynvml.c_nvmlComputeInstance_t)
-_CI_PLACEMENT = p.out(pynvml.c_nvmlComputeInstancePlacement_t)
+_CI_OUT = p.out(p.NVML.c_nvmlComputeInstance_t)
+_CI_PLACEMENT = p.out(p.NVML.c_nvmlComputeInstancePlacement_t)
 
 
 @p.call("nvmlGpuInstanceCreateComputeInstance", On.GPU_INSTANCE, p.uint, _CI_OUT, latency="create-ci", mutates=True)
@@ -321,7 +338,9 @@ def create_compute_instance(lib: library.Library, gpu: machine.Gpu, gi: Gi, numb
     latency="create-ci",
     mutates=True,
 )
-def create_compute_instance_at(lib: library.Library, gpu: machine.Gpu, gi: Gi, number: int, where: Any, into: Any) -> None:
+def create_compute_instance_at(
+    lib: library.Library, gpu: machine.Gpu, gi: Gi, number: int, where: Any, into: Any
+) -> None:
     """Make a compute instance at a place."""
     made = lib.machine.create_compute_instance(gpu, gi, number, placement=(where.start, where.size))
     p.put_handle(into, lib.compute_address(gpu, gi, made))
@@ -333,7 +352,9 @@ def destroy_compute_instance(lib: library.Library, gpu: machine.Gpu, gi: Gi, ci:
     lib.machine.destroy_compute_instance(gpu, gi, ci)
 
 
-@p.call("nvmlGpuInstanceGetComputeInstances", On.GPU_INSTANCE, p.uint, p.array(pynvml.c_nvmlComputeInstance_t), p.UINT_OUT)
+@p.call(
+    "nvmlGpuInstanceGetComputeInstances", On.GPU_INSTANCE, p.uint, p.array(p.NVML.c_nvmlComputeInstance_t), p.UINT_OUT
+)
 def compute_instances(lib: library.Library, gpu: machine.Gpu, gi: Gi, number: int, into: Any, count: Any) -> None:
     """List the compute instances of one profile."""
     lib.machine.need_root()
@@ -352,7 +373,7 @@ def compute_instance_by_id(lib: library.Library, gpu: machine.Gpu, gi: Gi, numbe
     p.put_handle(into, lib.compute_address(gpu, gi, ci))
 
 
-@p.call("nvmlComputeInstanceGetInfo_v2", On.COMPUTE_INSTANCE, p.out(pynvml.c_nvmlComputeInstanceInfo_t))
+@p.call("nvmlComputeInstanceGetInfo_v2", On.COMPUTE_INSTANCE, p.out(p.NVML.c_nvmlComputeInstanceInfo_t))
 def compute_instance_info(lib: library.Library, gpu: machine.Gpu, gi: Gi, ci: Ci, into: Any) -> None:
     """Describe a compute instance."""
     p.put_handle_field(into, "device", lib.gpu_address(gpu))
@@ -400,7 +421,7 @@ def parent(lib: library.Library, gpu: machine.Gpu, gi: Gi, ci: Ci, into: Any) ->
     p.put_handle(into, lib.gpu_address(gpu))
 
 
-@p.call("nvmlDeviceGetAttributes_v2", On.MIG, p.out(pynvml.c_nvmlDeviceAttributes))
+@p.call("nvmlDeviceGetAttributes_v2", On.MIG, p.out(p.NVML.c_nvmlDeviceAttributes))
 def attributes(lib: library.Library, gpu: machine.Gpu, gi: Gi, ci: Ci, into: Any) -> None:
     """Tell multiprocessors, shared engines, slices and memory of a MIG device."""
     profile = gpu.profile(gi.profile)

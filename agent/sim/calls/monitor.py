@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pynvml
-
 from agent.sim import codes, library, machine, workload
 from agent.sim import prototypes as p
 
@@ -22,7 +20,7 @@ def _only_without_mig(gpu: machine.Gpu) -> None:
         raise codes.Refused(codes.NOT_SUPPORTED)
 
 
-@p.call("nvmlDeviceGetUtilizationRates", On.GPU, p.out(pynvml.c_nvmlUtilization_t), on_mig=codes.NOT_SUPPORTED)
+@p.call("nvmlDeviceGetUtilizationRates", On.GPU, p.out(p.NVML.c_nvmlUtilization_t), on_mig=codes.NOT_SUPPORTED)
 def utilization(lib: library.Library, gpu: machine.Gpu, into: Any) -> None:
     """Tell how busy GPU and memory were, in percent; not in MIG mode."""
     _only_without_mig(gpu)
@@ -65,7 +63,11 @@ def _limit(lib: library.Library, gpu: machine.Gpu, into: Any) -> None:  # noqa: 
     into.value = int(1000 * workload.board(gpu).limit_watts)
 
 
-for _name in ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit", "nvmlDeviceGetPowerManagementDefaultLimit"):
+for _name in (
+    "nvmlDeviceGetEnforcedPowerLimit",
+    "nvmlDeviceGetPowerManagementLimit",
+    "nvmlDeviceGetPowerManagementDefaultLimit",
+):
     p.call(_name, On.GPU, p.UINT_OUT, on_mig=codes.NOT_SUPPORTED)(_limit)
 
 
@@ -89,7 +91,7 @@ def temperature(lib: library.Library, gpu: machine.Gpu, sensor: int, into: Any) 
 @p.call(
     "nvmlDeviceGetTemperatureV",
     On.GPU,
-    p.versioned((0x0100000C, pynvml.c_nvmlTemperature_v1_t)),
+    p.versioned((0x0100000C, p.NVML.c_nvmlTemperature_v1_t)),
     since=590,
     on_mig=codes.NOT_SUPPORTED,
 )
@@ -105,15 +107,15 @@ def temperature_versioned(lib: library.Library, gpu: machine.Gpu, into: Any) -> 
 def threshold(lib: library.Library, gpu: machine.Gpu, which: int, into: Any) -> None:  # noqa: ARG001
     """Tell a temperature threshold: shutdown 0, slowdown 1, memory maximum 2, GPU maximum 3."""
     _need_board(gpu)
-    if which not in _THRESHOLDS or (which == 2 and not workload.board(gpu).hbm):  # noqa: PLR2004
-        raise codes.Refused(codes.NOT_SUPPORTED if 0 <= which < 9 else codes.INVALID_ARGUMENT)  # noqa: PLR2004
+    if which not in _THRESHOLDS or (which == 2 and not workload.board(gpu).hbm):
+        raise codes.Refused(codes.NOT_SUPPORTED if 0 <= which < 9 else codes.INVALID_ARGUMENT)
     into.value = _THRESHOLDS[which]
 
 
 @p.call(
     "nvmlDeviceGetMarginTemperature",
     On.GPU,
-    p.versioned((0x1000008, pynvml.c_nvmlMarginTemperature_v1_t)),
+    p.versioned((0x1000008, p.NVML.c_nvmlMarginTemperature_v1_t)),
     since=565,
     on_mig=codes.NOT_SUPPORTED,
 )
@@ -126,7 +128,7 @@ def margin(lib: library.Library, gpu: machine.Gpu, into: Any) -> None:
 @p.call("nvmlDeviceGetClockInfo", On.GPU, p.uint, p.UINT_OUT, on_mig=codes.NOT_SUPPORTED)
 def clock(lib: library.Library, gpu: machine.Gpu, domain: int, into: Any) -> None:
     """Tell a clock in MHz: graphics 0, SM 1, memory 2, video 3."""
-    if not 0 <= domain <= 3:  # noqa: PLR2004
+    if not 0 <= domain <= 3:
         raise codes.Refused(codes.INVALID_ARGUMENT)
     into.value = lib.figures.clock_mhz(gpu, domain, lib.now())
 
@@ -165,13 +167,16 @@ def _supported_reasons(lib: library.Library, gpu: machine.Gpu, into: Any) -> Non
 
 
 for _name, _since in (("ClocksEventReasons", 535), ("ClocksThrottleReasons", 0)):
-    p.call(f"nvmlDeviceGetCurrent{_name}", On.GPU, p.ULONGLONG_OUT, since=_since, on_mig=codes.NOT_SUPPORTED)(_current_reasons)
-    p.call(f"nvmlDeviceGetSupported{_name}", On.GPU, p.ULONGLONG_OUT, since=_since, on_mig=codes.NOT_SUPPORTED)(_supported_reasons)
+    for _kind, _body in (("Current", _current_reasons), ("Supported", _supported_reasons)):
+        _enter = p.call(
+            f"nvmlDeviceGet{_kind}{_name}", On.GPU, p.ULONGLONG_OUT, since=_since, on_mig=codes.NOT_SUPPORTED
+        )
+        _enter(_body)
 
 
 def _application_clock(lib: library.Library, gpu: machine.Gpu, domain: int, into: Any) -> None:  # noqa: ARG001
     # Dropped from driver 590 on: a third way of being absent.
-    if lib.machine.spec.driver_major >= 590:  # noqa: PLR2004
+    if lib.machine.spec.driver_major >= 590:
         raise codes.Refused(codes.DEPRECATED)
     into.value = workload.board(gpu).graphics_mhz
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.sim import codes, library, machine
+from agent.sim import codes, library, machine, state
 from agent.sim import prototypes as p
 
 On = p.On
@@ -91,7 +91,7 @@ p.call("nvmlSystemGetCudaDriverVersion_v2", On.NOTHING, p.INT_OUT, uninitialised
 def process_name(lib: library.Library, pid: int, into: Any, length: int) -> None:
     """Tell the name of a process on a GPU."""
     for gpu in lib.machine.gpus:
-        for process in (*gpu.state.processes, *gpu.state.holders):
+        for process in state.users(gpu.state):
             if process.pid == pid:
                 p.put_text(into, length, process.name)
                 return
@@ -169,6 +169,6 @@ def _address(text: str) -> tuple[int, int, int] | None:
         numbers = [int(part, 16) for part in parts]
     except ValueError:
         return None
-    if len(numbers) == 2:  # noqa: PLR2004  # bus:device
+    if len(numbers) == 2:  # bus:device
         numbers.insert(0, 0)
-    return (numbers[0], numbers[1], numbers[2]) if len(numbers) == 3 else None  # noqa: PLR2004
+    return (numbers[0], numbers[1], numbers[2]) if len(numbers) == 3 else None
