@@ -38,10 +38,6 @@ VERBS = {
         "tell whether a Pod, claim or ECS task definition fits this node, and if not, why",
         "gpunode explain pod.yaml --strategy mixed",
     ),
-    "explain": (
-        "say whether pods, claims or ECS tasks fit this node, and why not",
-        "gpunode explain pod.yaml --strategy mixed",
-    ),
     "export": ("write the present layout down as a settings document", "gpunode export --format gpunode > layout.toml"),
     "simulate": (
         "list and describe nodes that are not there, and act on one",
@@ -241,18 +237,6 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _explain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="a manifest or task definition, YAML or JSON; - is standard input"
-    )
-    parser.add_argument(
-        "--strategy",
-        choices=("none", "single", "mixed", "dra", "ecs"),
-        metavar="STRATEGY",
-        help="none, single, mixed, dra or ecs: how the node hands out its GPUs (every one is answered unless given)",
-    )
-
-
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
@@ -264,17 +248,50 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--label", default="current", help="with mig-parted: the name of the configuration (current)")
 
 
+_SIMULATE = """\
+actions:
+  list [PART]               all nodes, or those with PART in their name (the default)
+  describe NODE             what is known of a node, and what is not
+  node-file NODE            write a node file to edit, to stdout
+with --simulate NODE --sim-state FILE, on the node kept in that file:
+  reboot                    Ampere keeps its MIG mode, instances go; Hopper loses both
+  reset [GPU...]            all GPUs unless given
+  unit NAME start|stop      kubelet.service, ecs.service, nvidia-persistenced.service
+  workload                  list processes and holders
+  workload start TARGET     a process [--name --memory-mib --activity --kind]
+  workload hold TARGET      somebody who keeps the device file open [--name]
+  workload stop PID|all
+  fault                     list the orders
+  fault fail|delay|hang CALL  for an NVML call [--gpu --code --seconds --skip --times]
+  fault release [ORDER]     withdraw it; what hangs goes on
+  fault lose GPU            it falls off the bus
+  fault xid GPU CODE
+  fault reset possible|impossible
+TARGET is GPU, GPU/GI or GPU/GI/CI by number, or the UUID of a MIG device."""
+
+
 def _simulate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = f"{parser.description}\n\n{_SIMULATE}"
     parser.add_argument(
         "action",
         nargs="?",
         default="list",
-        choices=("list", "describe", "node-file", "reboot", "reset", "workload", "fault"),
+        choices=("list", "describe", "node-file", "reboot", "reset", "unit", "workload", "fault"),
         metavar="ACTION",
-        help="list (default), describe NODE, node-file NODE (a file to edit), or on a node given by --simulate and --sim-state: "
-        "reboot, reset, workload, fault",
+        help="one of those above",
     )
-    parser.add_argument("words", nargs="*", metavar="WORD", help="what the action is about; each says what it needs")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="what the action is about")
+    load = parser.add_argument_group("of workload")
+    load.add_argument("--name", help="command name of the process or holder")
+    load.add_argument("--memory-mib", type=int, default=1024, metavar="MIB", help="what it allocates (1024)")
+    load.add_argument("--activity", type=float, default=0.6, metavar="RATIO", help="how busy it is, 0 to 1 (0.6)")
+    load.add_argument("--kind", choices=("compute", "graphics", "mps"), default="compute", help="compute unless given")
+    fault = parser.add_argument_group("of fault")
+    fault.add_argument("--gpu", metavar="GPU", help="only calls about this GPU")
+    fault.add_argument("--code", type=int, help="NVML's return code (999; with hang 0: it completes when released)")
+    fault.add_argument("--seconds", type=_seconds, help="how long a delay is")
+    fault.add_argument("--skip", type=int, default=0, metavar="N", help="let so many calls pass first")
+    fault.add_argument("--times", type=int, metavar="N", help="hit so many, 0 is all (1; with delay 0)")
 
 
 def _support_arguments(parser: argparse.ArgumentParser) -> None:
@@ -288,7 +305,6 @@ _ARGUMENTS = {
     "apply": _apply_arguments,
     "plan": _force,
     "status": _status_arguments,
-    "explain": _explain_arguments,
     "explain": _explain_arguments,
     "export": _export_arguments,
     "simulate": _simulate_arguments,
@@ -313,7 +329,7 @@ def parse(argv: "list[str]", environ: "dict[str, str]") -> argparse.Namespace:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         guess = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(VERBS)}"
         raise errors.UsageError(f'gpunode has no verb "{verb}"; {guess}')
-    found = build(verb, environ).parse_args(argv[:position] + argv[position + 1 :])
+    found = build(verb, environ).parse_intermixed_args(argv[:position] + argv[position + 1 :])
     found.verb = verb
     found.verbose = found.verbose or _truth("GPUNODE_VERBOSE", environ)
     found.settings = found.settings or []
