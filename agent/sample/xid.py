@@ -39,7 +39,13 @@ class Ledger:
         self._held: list[_Report] = []
 
     def event(
-        self, uuid: str, xid: int, *, when: float, gpu_instance_id: int | None = None, compute_instance_id: int | None = None
+        self,
+        uuid: str,
+        xid: int,
+        *,
+        when: float,
+        gpu_instance_id: int | None = None,
+        compute_instance_id: int | None = None,
     ) -> None:
         """Count what an NVML event reported; a line of the log about the same is then not counted."""
         key = (uuid, _word(gpu_instance_id), _word(compute_instance_id), xid)
@@ -50,9 +56,17 @@ class Ledger:
         else:
             self._events.append(_Report(when, key))
 
-    def kernel(self, uuid: str, xid: int, *, when: float, gpu_instance_id: int | None = None) -> None:
+    def kernel(
+        self,
+        uuid: str,
+        xid: int,
+        *,
+        when: float,
+        gpu_instance_id: int | None = None,
+        compute_instance_id: int | None = None,
+    ) -> None:
         """Note what the kernel's log reported; it counts after `HOLD` unless an event tells of the same."""
-        key = (uuid, _word(gpu_instance_id), "", xid)
+        key = (uuid, _word(gpu_instance_id), _word(compute_instance_id), xid)
         match = _match(self._events, key, when)
         if match is not None:
             self._events.remove(match)

@@ -48,7 +48,9 @@ def split(text: str) -> tuple[str, int] | Path:
     if text.startswith("unix:"):
         path = Path(text.removeprefix("unix:"))
         if not path.is_absolute():
-            raise errors.UsageError(f'cannot listen on "{text}": a Unix socket needs an absolute path (unix:/run/gpunode/s)')
+            raise errors.UsageError(
+                f'cannot listen on "{text}": a Unix socket needs an absolute path (unix:/run/gpunode/s)'
+            )
         return path
     match = _TCP.fullmatch(text)
     if match is None or int(match["port"]) > 65535:

@@ -12,6 +12,7 @@ import dataclasses
 from agent import measures
 from agent.mig import node as nodes
 from agent.reconcile import snapshot as snapshots
+from agent.sample import xid as xids
 
 Reason = snapshots.Reason
 
@@ -21,8 +22,6 @@ SAMPLE_STALE_AFTER = 30.0
 """Seconds after which a sample is called old (six cycles of the default interval)."""
 XID_REMEMBERED = 600.0
 """Seconds for which a fatal XID keeps a node degraded, unless the driver itself asks for recovery."""
-
-FATAL_XIDS = (48, 62, 64, 74, 79, 94, 95, 119, 120)
 
 CODES = {
     "loop-stuck": "the event loop of gpunode has not turned for 10 s",
@@ -104,7 +103,9 @@ def judge(
     found = _Findings()
     live = now - loop_turned <= LIVE_WITHIN
     if not live:
-        found.add(Reason("loop-stuck", f"the event loop of gpunode has not turned for {now - loop_turned:.0f} s"), stops=True)
+        found.add(
+            Reason("loop-stuck", f"the event loop of gpunode has not turned for {now - loop_turned:.0f} s"), stops=True
+        )
     if snapshot is None or snapshot.phase is snapshots.Phase.STARTING:
         found.add(Reason("starting", "the first enforcement cycle has not ended"), stops=True)
     if snapshot is not None:
@@ -151,7 +152,9 @@ def _layout(snapshot: snapshots.Snapshot, found: _Findings) -> None:
     for wanted in snapshot.layout.gpus:
         gpu = snapshot.node.gpu(wanted.uuid)
         if gpu is None:
-            found.add(Reason("lost", f"{wanted.uuid} has a layout and is not on this node any more", wanted.uuid), stops=True)
+            found.add(
+                Reason("lost", f"{wanted.uuid} has a layout and is not on this node any more", wanted.uuid), stops=True
+            )
 
 
 def _inventory(snapshot: snapshots.Snapshot, found: _Findings) -> None:
@@ -167,12 +170,17 @@ def _inventory(snapshot: snapshots.Snapshot, found: _Findings) -> None:
         if (code, gpu.uuid) in {(c, g) for c, g, _ in found.reasons}:
             found.ready = found.ready and not stops
             continue
-        found.add(Reason(code, f"GPU {gpu.index} is {code}" + (f": {gpu.problem}" if gpu.problem else ""), gpu.uuid), stops=stops)
+        found.add(
+            Reason(code, f"GPU {gpu.index} is {code}" + (f": {gpu.problem}" if gpu.problem else ""), gpu.uuid),
+            stops=stops,
+        )
     expected = snapshot.gpus_expected
     if expected is not None and len(snapshot.node.gpus) < expected:
         missing = expected - len(snapshot.node.gpus)
         are = "is" if missing == 1 else "are"
-        found.add(Reason("gpu-missing", f"{missing} of the {expected} GPUs of this machine {are} not there"), stops=False)
+        found.add(
+            Reason("gpu-missing", f"{missing} of the {expected} GPUs of this machine {are} not there"), stops=False
+        )
 
 
 def _passed_on(snapshot: snapshots.Snapshot, found: _Findings) -> None:
@@ -188,9 +196,7 @@ def _passed_on(snapshot: snapshots.Snapshot, found: _Findings) -> None:
         found.ready = False
 
 
-def _measured(
-    snapshot: snapshots.Snapshot | None, sample: measures.Sample, found: _Findings, *, now: float
-) -> None:
+def _measured(snapshot: snapshots.Snapshot | None, sample: measures.Sample, found: _Findings, *, now: float) -> None:
     age = now - sample.taken
     if age > SAMPLE_STALE_AFTER:
         # The figures below are then not about now; say only that.
@@ -209,7 +215,7 @@ def _measured(
         _gpu_measured(gpu, found)
     indexes = {gpu.uuid: gpu.index for gpu in sample.gpus}
     for (uuid, xid), when in sorted(sample.xid_last.items()):
-        if xid in FATAL_XIDS and now - when <= XID_REMEMBERED:
+        if xid in xids.FATAL and now - when <= XID_REMEMBERED:
             who = f"GPU {indexes[uuid]}" if uuid in indexes else uuid
             found.add(Reason("xid", f"{who} reported XID {xid} {now - when:.0f} s ago", uuid), stops=False)
 
@@ -219,7 +225,9 @@ def _gpu_measured(gpu: measures.GpuSample, found: _Findings) -> None:
     if not gpu.up:
         if not found.explains(gpu.uuid):
             found.add(
-                Reason("hung", f"{who} does not answer the sampler" + (f": {gpu.problem}" if gpu.problem else ""), gpu.uuid),
+                Reason(
+                    "hung", f"{who} does not answer the sampler" + (f": {gpu.problem}" if gpu.problem else ""), gpu.uuid
+                ),
                 stops=False,
             )
         return
@@ -228,8 +236,13 @@ def _gpu_measured(gpu: measures.GpuSample, found: _Findings) -> None:
         text = f"the fabric of {who} is {state}: until it is completed CUDA does not start on the whole GPU"
         found.add(Reason("fabric", text, gpu.uuid), stops=True)
     if gpu.recovery_action not in (None, "none"):
-        found.add(Reason("recovery-action", f"the driver asks for {gpu.recovery_action} on {who}", gpu.uuid), stops=False)
+        found.add(
+            Reason("recovery-action", f"the driver asks for {gpu.recovery_action} on {who}", gpu.uuid), stops=False
+        )
     if gpu.remap_failed:
         found.add(Reason("remap-failed", f"a row of the memory of {who} could not be remapped", gpu.uuid), stops=False)
     if gpu.remap_pending:
-        found.add(Reason("remap-pending", f"a row of the memory of {who} is remapped with the next reset", gpu.uuid), stops=False)
+        found.add(
+            Reason("remap-pending", f"a row of the memory of {who} is remapped with the next reset", gpu.uuid),
+            stops=False,
+        )

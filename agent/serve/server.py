@@ -121,7 +121,9 @@ class Server:
             await asyncio.sleep(_REFRESH)
             await threads.run(guard.refresh, name="web-config")
 
-    async def _answer(self, request: web.BaseRequest, *, everything: bool, guard: webconfig.Web | None) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.BaseRequest, *, everything: bool, guard: webconfig.Web | None
+    ) -> web.StreamResponse:
         """Find who answers a request, and let nothing but an answer out."""
         try:
             if guard is not None:
@@ -131,7 +133,9 @@ class Server:
             handler = self._handlers.get(request.path)
             if handler is None:
                 known = " ".join(path for path in self._handlers if everything or path in OPEN_PATHS)
-                response: web.StreamResponse = _say(404, f"there is nothing at {_printable(request.path)}; there is: {known}\n")
+                response: web.StreamResponse = _say(
+                    404, f"there is nothing at {_printable(request.path)}; there is: {known}\n"
+                )
             elif request.method not in ("GET", "HEAD"):
                 text = f"{_printable(request.method)} is not answered here, only GET and HEAD\n"
                 response = _say(405, text, {"Allow": "GET, HEAD"})
@@ -161,7 +165,9 @@ class Server:
         if known is None:
             return _say(429, "too many password checks at once\n")
         if not known:
-            return _say(401, "user and password are needed\n", {"WWW-Authenticate": 'Basic realm="gpunode", charset="UTF-8"'})
+            return _say(
+                401, "user and password are needed\n", {"WWW-Authenticate": 'Basic realm="gpunode", charset="UTF-8"'}
+            )
         return None
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -233,7 +239,9 @@ class Server:
             "healthy": verdict.healthy,
             "phase": "starting" if snapshot is None else snapshot.phase.value,
             "simulated": None if snapshot is None else snapshot.simulated,
-            "reasons": [{"code": reason.code, "message": reason.message, "gpu": reason.gpu} for reason in verdict.reasons],
+            "reasons": [
+                {"code": reason.code, "message": reason.message, "gpu": reason.gpu} for reason in verdict.reasons
+            ],
         }
         return _json(document, status=200 if verdict.ready else 503)
 
@@ -264,7 +272,9 @@ def _policy(html: str) -> str:
 
     def hashes(tag: str) -> str:
         found = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in found)
+        return " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in found
+        )
 
     return (
         f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; img-src data:; "
@@ -287,13 +297,23 @@ def _printable(text: str) -> str:
 
 
 def _say(status: int, text: str, headers: dict[str, str] | None = None) -> web.Response:
-    base = {"Content-Type": _TEXT, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Server": "gpunode"}
+    base = {
+        "Content-Type": _TEXT,
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-store",
+        "Server": "gpunode",
+    }
     return web.Response(status=status, body=text.encode(), headers={**base, **(headers or {})})
 
 
 def _json(document: object, *, status: int = 200) -> web.Response:
     body = json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"
-    headers = {"Content-Type": _JSON, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Server": "gpunode"}
+    headers = {
+        "Content-Type": _JSON,
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-store",
+        "Server": "gpunode",
+    }
     return web.Response(status=status, body=body, headers=headers)
 
 

@@ -188,7 +188,9 @@ def _users(top: Mapping[str, object], trouble: _Trouble) -> dict[str, str]:
     if found is None:
         return {}
     if not isinstance(found, Mapping):
-        trouble.add("must be a table of user = bcrypt hash", key="basic_auth_users", line=_line(top, "basic_auth_users"))
+        trouble.add(
+            "must be a table of user = bcrypt hash", key="basic_auth_users", line=_line(top, "basic_auth_users")
+        )
         return {}
     users = {}
     for name, hashed in found.items():
@@ -260,7 +262,9 @@ class _Tls:
         policy = str(table.get("client_auth_type") or "NoClientCert")
         has_ca = table.get("client_ca") is not None or table.get("client_ca_file") is not None
         if policy in ("RequestClientCert", "RequireAnyClientCert"):
-            complain(f"{policy} asks for certificates without checking them, which gpunode does not do", "client_auth_type")
+            complain(
+                f"{policy} asks for certificates without checking them, which gpunode does not do", "client_auth_type"
+            )
         elif policy not in _CLIENT_AUTH:
             complain(f"must be one of {', '.join(_CLIENT_AUTH)}", "client_auth_type")
         elif has_ca and policy == "NoClientCert":
@@ -295,7 +299,10 @@ class _Tls:
             self.context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
         curves = self._table.get("curve_preferences") or []
         if not isinstance(curves, list) or len(curves) > 1 or any(curve not in _CURVES for curve in curves):
-            complain(f"must be a list of one of {', '.join(_CURVES)} (Python's TLS can be told only one)", "curve_preferences")
+            complain(
+                f"must be a list of one of {', '.join(_CURVES)} (Python's TLS can be told only one)",
+                "curve_preferences",
+            )
         elif curves:
             self.context.set_ecdh_curve(_CURVES[str(curves[0])])
 
@@ -306,7 +313,10 @@ class _Tls:
             try:
                 self.context.load_cert_chain(cert.name, key.name, password=_no_password)
             except (OSError, ValueError) as cause:  # ssl.SSLError is an OSError
-                complain(f"cannot load certificate and key: {_words(cause)}", "cert_file" if table.get("cert_file") else "cert")
+                complain(
+                    f"cannot load certificate and key: {_words(cause)}",
+                    "cert_file" if table.get("cert_file") else "cert",
+                )
         if table.get("client_ca") is None and table.get("client_ca_file") is None:
             return
         with _material(self._file, table, "client_ca") as authority:
@@ -482,7 +492,9 @@ class Web:
         try:
             document = _read(self._file)
             if (document.tls is None) is not (self._tls is None):
-                log.error("TLS was added to or removed from the web configuration; that needs a restart", file=self._file)
+                log.error(
+                    "TLS was added to or removed from the web configuration; that needs a restart", file=self._file
+                )
                 return
             if document.tls is not None and self._tls is not None:
                 fresh = _Tls(self._file, document.tls)  # tried apart, so that a bad one spoils nothing

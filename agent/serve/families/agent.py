@@ -135,4 +135,3 @@ FAMILIES: tuple[Family, ...] = (
         source="agent",
     ),
 )
-

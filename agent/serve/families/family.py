@@ -96,7 +96,13 @@ def scalar(
 ) -> Family:
     """Return a family of one series without labels."""
     return Family(
-        name=name, kind=kind, help=text, source=source, where=where, unit=unit, rows=lambda view: gauge_or_none(read(view))
+        name=name,
+        kind=kind,
+        help=text,
+        source=source,
+        where=where,
+        unit=unit,
+        rows=lambda view: gauge_or_none(read(view)),
     )
 
 
@@ -118,7 +124,9 @@ def per_gpu(
             if value is not None:
                 yield (gpu.uuid,), float(value)
 
-    return Family(name=name, kind=kind, help=text, labels=("gpu_uuid",), source=source, where=where, unit=unit, rows=rows)
+    return Family(
+        name=name, kind=kind, help=text, labels=("gpu_uuid",), source=source, where=where, unit=unit, rows=rows
+    )
 
 
 def per_gpu_keyed(
@@ -139,7 +147,9 @@ def per_gpu_keyed(
             for key, value in read(gpu).items():
                 yield (gpu.uuid, key), float(value)
 
-    return Family(name=name, kind=kind, help=text, labels=("gpu_uuid", label), source=source, where=where, unit=unit, rows=rows)
+    return Family(
+        name=name, kind=kind, help=text, labels=("gpu_uuid", label), source=source, where=where, unit=unit, rows=rows
+    )
 
 
 def per_instance(
@@ -183,7 +193,9 @@ def per_device(
                 if value is not None and compute.uuid is not None:
                     yield (compute.uuid,), float(value)
 
-    return Family(name=name, kind=kind, help=text, labels=("mig_uuid",), source=source, where=where, unit=unit, rows=rows)
+    return Family(
+        name=name, kind=kind, help=text, labels=("mig_uuid",), source=source, where=where, unit=unit, rows=rows
+    )
 
 
 def states(active: str | None, known: Iterable[str]) -> Iterator[tuple[str, float]]:

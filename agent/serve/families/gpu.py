@@ -10,14 +10,17 @@ from agent.serve.families.family import Family, Row, View, per_gpu, per_gpu_keye
 def _info(view: View) -> Iterator[Row]:
     for gpu in view.gpus:
         yield (
-            gpu.uuid,
-            str(gpu.index),
-            "" if gpu.minor is None else str(gpu.minor),
-            gpu.pci_bus_id,
-            gpu.name,
-            gpu.architecture or "",
-            gpu.vbios_version or "",
-        ), 1.0
+            (
+                gpu.uuid,
+                str(gpu.index),
+                "" if gpu.minor is None else str(gpu.minor),
+                gpu.pci_bus_id,
+                gpu.name,
+                gpu.architecture or "",
+                gpu.vbios_version or "",
+            ),
+            1.0,
+        )
 
 
 def _up(view: View) -> Iterator[Row]:
