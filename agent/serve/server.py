@@ -13,8 +13,10 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import re
 import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -92,6 +94,7 @@ class Server:
             server = web.Server(
                 functools.partial(self._answer, everything=everything, guard=guard),
                 access_log=None,
+                logger=_logger(),
                 keepalive_timeout=KEEP_ALIVE,
                 read_bufsize=1 << 14,
                 lingering_time=1.0,
@@ -197,10 +200,10 @@ class Server:
         transport = request.transport
         if transport is not None:
             transport.set_write_buffer_limits(high=_BUFFER)
+        headers["Content-Length"] = str(len(body))
+        response = web.StreamResponse(headers=headers)
         self._under_way += 1
         try:
-            headers["Content-Length"] = str(len(body))
-            response = web.StreamResponse(headers=headers)
             async with asyncio.timeout(SEND_WITHIN):
                 await response.prepare(request)
                 view = memoryview(body)
@@ -208,9 +211,9 @@ class Server:
                     await response.write(view[start : start + _CHUNK])
                 await response.write_eof()
         except TimeoutError:
-            if transport is not None:
-                transport.abort()  # what was not taken by now is not waited for, nor kept in memory
-            raise ConnectionResetError("the client took too long") from None
+            _cut(transport)
+        except ConnectionError:
+            pass  # the client has gone; the response is not finished, and aiohttp ends the connection
         finally:
             self._under_way -= 1
         return response
@@ -280,6 +283,31 @@ def _policy(html: str) -> str:
         f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
+
+
+def _cut(transport: asyncio.Transport | None) -> None:
+    """End a connection at once; what the client did not take is kept nowhere, in the kernel neither."""
+    if transport is None:
+        return
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
+
+
+class _Quiet(logging.Handler):
+    """Takes what aiohttp has to say about broken clients: a line for who looks for a fault, no traceback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log.debug("http", what=record.getMessage())
+
+
+def _logger() -> logging.Logger:
+    quiet = logging.getLogger("gpunode.http")
+    quiet.handlers[:] = [_Quiet()]
+    quiet.propagate = False
+    return quiet
 
 
 def _takes_gzip(accepted: str) -> bool:
