@@ -1,0 +1,228 @@
+"""Which profiles a GPU offers and where they may lie, asked of the driver once and kept.
+
+The tables do not change while the mode lasts and are the same on identical GPUs, so a node of
+eight asks once. Compute profiles are told only on a living GPU instance: they are learnt when one
+is seen, and remembered for all GPUs of that kind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import threading
+from typing import Any
+
+import pynvml
+
+from agent import errors, log
+from agent.mig import node as nodes
+from agent.mig import profile as profiles
+from agent.nvml import calls, models
+
+_INVALID = 2
+_LAST_INDEX = 64
+"""Selectors are asked until the driver knows no further one; this only bounds a driver that never says so."""
+
+Kind = tuple[str, int, int, str, bool]
+"""What makes two GPUs identical here: name, PCI id, memory, driver version, whether MIG is on."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Learnt:
+    offers: tuple[nodes.ProfileOffer, ...]
+    compute: dict[nodes.ProfileId, tuple[nodes.ComputeOffer, ...]]
+
+
+class Catalog:
+    """Offers by kind of GPU. Used by all lanes; what it keeps is guarded by a lock, asking is not."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[Kind, _Learnt] = {}
+
+    def offers(self, handle: Any, kind: Kind, model: str) -> tuple[nodes.ProfileOffer, ...]:
+        """Return what a GPU of this kind offers, () where the driver tells nothing (MIG off on an old
+        one). Raises CallError for anything but "not supported"."""
+        with self._lock:
+            learnt = self._known.get(kind)
+        if learnt is None:
+            offers = tuple(_ask(handle, kind, model))
+            with self._lock:
+                learnt = self._known.setdefault(kind, _Learnt(offers, {}))
+                if not offers:
+                    del self._known[kind]  # may be told later, when MIG is on
+        if not learnt.compute:
+            return learnt.offers
+        return tuple(
+            dataclasses.replace(offer, compute=learnt.compute[offer.id]) if offer.id in learnt.compute else offer
+            for offer in learnt.offers
+        )
+
+    def knows_compute(self, kind: Kind, profile_id: nodes.ProfileId) -> bool:
+        """Whether the compute profiles of this GPU-instance profile are learnt."""
+        with self._lock:
+            learnt = self._known.get(kind)
+            return learnt is not None and profile_id in learnt.compute
+
+    def compute_offers(self, kind: Kind, offer: nodes.ProfileOffer, instance: Any) -> tuple[nodes.ComputeOffer, ...]:
+        """Return the compute profiles of a GPU-instance profile, asking the living `instance` once."""
+        with self._lock:
+            learnt = self._known.get(kind)
+            if learnt is not None and offer.id in learnt.compute:
+                return learnt.compute[offer.id]
+        found = tuple(_ask_compute(instance, offer))
+        with self._lock:
+            learnt = self._known.get(kind)
+            if learnt is not None and found:
+                learnt.compute[offer.id] = found
+        return found
+
+
+def _ask(handle: Any, kind: Kind, model: str) -> list[nodes.ProfileOffer]:
+    offers: list[nodes.ProfileOffer] = []
+    for index in range(_LAST_INDEX):
+        try:
+            info, told = _profile_info(handle, index)
+        except errors.InvalidArgument:
+            break
+        except errors.NotSupported:
+            continue
+        profile = _name(told, int(info.sliceCount), int(info.memorySizeMB), kind[2], index)
+        placements = _placements(handle, int(info.id))
+        if profile is None or not placements:
+            log.warning("a profile of the driver is not understood and left out", index=index, name=told)
+            continue
+        offers.append(
+            nodes.ProfileOffer(
+                profile=profile,
+                index=nodes.ProfileIndex(index),
+                id=nodes.ProfileId(int(info.id)),
+                slices=int(info.sliceCount),
+                memory_bytes=int(info.memorySizeMB) * 2**20,
+                multiprocessors=int(info.multiprocessorCount),
+                max_instances=int(info.instanceCount),
+                placements=placements,
+                engines=nodes.Engines(
+                    copy=int(info.copyEngineCount),
+                    decoder=int(info.decoderCount),
+                    encoder=int(info.encoderCount),
+                    jpeg=int(info.jpegCount),
+                    ofa=int(info.ofaCount),
+                ),
+                aliases=models.aliases(model, profile),
+            )
+        )
+    return offers
+
+
+def _profile_info(handle: Any, index: int) -> tuple[Any, str]:
+    """Return (info, the driver's own name or ""). Older drivers have only the form without a name."""
+    try:
+        info = calls.call("nvmlDeviceGetGpuInstanceProfileInfo", handle, index, 2)
+    except errors.NotSupported as cause:
+        if cause.code != 13:
+            raise
+        return calls.call("nvmlDeviceGetGpuInstanceProfileInfo", handle, index, 1), ""
+    return info, _own_name(info)
+
+
+def _own_name(info: Any) -> str:
+    name = getattr(info, "name", "")
+    text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+    return text.strip().removeprefix("MIG ").strip()
+
+
+# What the selectors say about attributes, for drivers that do not tell the name.
+_PLUS = {7: "me", 8: "me", 10: "gfx", 11: "gfx", 12: "gfx", 17: "gfx", 15: "me.all", 16: "me.all"}
+_MINUS = {13: "me", 14: "me"}
+
+
+def _name(told: str, slices: int, memory_mib: int, total_bytes: int, index: int) -> profiles.Profile | None:
+    if told:
+        try:
+            return profiles.parse(told)
+        except profiles.ProfileSyntaxError:
+            log.debug("the driver's own profile name is not understood", name=told)
+    if slices < 1 or total_bytes < 1:
+        return None
+    return profiles.Profile(
+        gpu_slices=slices,
+        memory_gb=profiles.name_gb(memory_mib, total_bytes),
+        attributes=(_PLUS[index],) if index in _PLUS else (),
+        without=(_MINUS[index],) if index in _MINUS else (),
+    )
+
+
+def _placements(handle: Any, profile_id: int) -> tuple[nodes.Placement, ...]:
+    return _placements_by("nvmlDeviceGetGpuInstancePossiblePlacements", handle, profile_id, pynvml.c_nvmlGpuInstancePlacement_t)
+
+
+def _placements_by(call: str, handle: Any, profile_id: int, entry: type[Any]) -> tuple[nodes.Placement, ...]:
+    """Ask for placements: once for how many, once for what."""
+    count = ctypes.c_uint(0)
+    calls.call(call, handle, profile_id, None, ctypes.byref(count))
+    if count.value == 0:
+        return ()
+    buffer = (entry * count.value)()
+    calls.call(call, handle, profile_id, buffer, ctypes.byref(count))
+    found = {nodes.Placement(int(p.start), int(p.size)) for p in buffer[: count.value]}
+    return tuple(sorted(found))
+
+
+def _ask_compute(instance: Any, offer: nodes.ProfileOffer) -> list[nodes.ComputeOffer]:
+    found: list[nodes.ComputeOffer] = []
+    for index in range(_LAST_INDEX):
+        try:
+            info, told = _compute_info(instance, index)
+        except errors.InvalidArgument:
+            break
+        except errors.NotSupported:
+            continue
+        slices = int(info.sliceCount)
+        profile = _compute_name(told, slices, int(info.multiprocessorCount), offer)
+        found.append(
+            nodes.ComputeOffer(
+                profile=profile,
+                index=nodes.ProfileIndex(index),
+                id=nodes.ProfileId(int(info.id)),
+                slices=slices,
+                multiprocessors=int(info.multiprocessorCount),
+                max_instances=int(info.instanceCount),
+                placements=_compute_placements(instance, int(info.id)),
+            )
+        )
+    return found
+
+
+def _compute_info(instance: Any, index: int) -> tuple[Any, str]:
+    try:
+        info = calls.call("nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, index, 0, 2)
+    except errors.NotSupported as cause:
+        if cause.code != 13:
+            raise
+        return calls.call("nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, index, 0, 1), ""
+    return info, _own_name(info)
+
+
+def _compute_name(told: str, slices: int, multiprocessors: int, offer: nodes.ProfileOffer) -> profiles.Profile:
+    """Name a compute profile. The whole instance's is the one with all its SMs: on Hopper and later a
+    double-memory 1g has a smaller one of as many slices (1c.1g.20gb, 16 of 26 SMs)."""
+    if told:
+        try:
+            named = profiles.parse(told)
+            if named.gpu_instance == offer.profile:
+                return named
+        except profiles.ProfileSyntaxError:
+            pass
+    if multiprocessors >= offer.multiprocessors or (slices == offer.slices and slices > 1):
+        return offer.profile
+    return offer.profile.part(slices)
+
+
+def _compute_placements(instance: Any, profile_id: int) -> tuple[nodes.Placement, ...] | None:
+    try:
+        return _placements_by(
+            "nvmlGpuInstanceGetComputeInstancePossiblePlacements", instance, profile_id, pynvml.c_nvmlComputeInstancePlacement_t
+        )
+    except errors.NotSupported:
+        return None  # before 535
