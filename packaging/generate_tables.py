@@ -33,8 +33,18 @@ _KEYS = {
 }
 # MiB that NVML shows where the facts have it only in a note; multiprocessors from the compute data sheet of the part.
 _MEMORY_SEEN = {"a10g": 23034, "l4": 23034}
-_MULTIPROCESSORS = {"v100-16gb": 80, "v100-32gb": 80, "t4": 40, "t4g": 40, "a10g": 80, "l4": 58, "l4-3q": 58, "l4-6q": 58,
-                    "l4-12q": 58, "l40s": 142}
+_MULTIPROCESSORS = {
+    "v100-16gb": 80,
+    "v100-32gb": 80,
+    "t4": 40,
+    "t4g": 40,
+    "a10g": 80,
+    "l4": 58,
+    "l4-3q": 58,
+    "l4-6q": 58,
+    "l4-12q": 58,
+    "l40s": 142,
+}
 _ENGINES = ("copy_engines", "decoders", "encoders", "jpeg", "ofa")
 _GRANULE_MIB = 128
 
@@ -155,7 +165,9 @@ def _profile(fact: Fact, model: Fact, total: int, sms: int, one: int) -> Fact:
         memory = share // _GRANULE_MIB * _GRANULE_MIB
         derived.append("memory_mib")
         if name_gb(memory, total) != printed_gb(fact["name"]):
-            raise SystemExit(f"{model['id']} {fact['name']}: {memory} of {total} MiB would be named {name_gb(memory, total)}gb")
+            raise SystemExit(
+                f"{model['id']} {fact['name']}: {memory} of {total} MiB would be named {name_gb(memory, total)}gb"
+            )
     if fact["sm_count"] is None:
         derived.append("multiprocessors")
     derived += [key for key, how in fact["field_confidence"].items() if how == "derived" and key not in derived]
@@ -272,7 +284,14 @@ def instance_type(fact: Fact, models: dict[str, str], /) -> Fact:
     }
 
 
-_ORDER_NAMES = {"size1": [[1, 1]], "2g": [[2, 2]], "1g_double": [[1, 2]], "3g": [[3, 4]], "4g": [[4, 4]], "7g": [[7, 8]]}
+_ORDER_NAMES = {
+    "size1": [[1, 1]],
+    "2g": [[2, 2]],
+    "1g_double": [[1, 2]],
+    "3g": [[3, 4]],
+    "4g": [[4, 4]],
+    "7g": [[7, 8]],
+}
 
 
 def driver(geometry: Fact, /) -> Fact:
@@ -309,7 +328,10 @@ def models_by_ec2_key(ec2: Fact, geometry: list[Fact], /) -> dict[str, str]:
 
 def render(table: Fact, about: str, /) -> str:
     """Return `table` as TOML. A key whose value is None is left out: unknown."""
-    lines = [f"# {about}", "# Made by packaging/generate_tables.py: change the facts, not this file. A missing key is unknown."]
+    lines = [
+        f"# {about}",
+        "# Made by packaging/generate_tables.py: change the facts, not this file. A missing key is unknown.",
+    ]
     lines += _body(table, "")
     return "\n".join(lines) + "\n"
 
@@ -348,7 +370,9 @@ def tables(geometry: Fact, ec2: Fact, /) -> dict[str, str]:
             made[f"gpus/{key}.toml"] = render(plain_model(key, fact, ec2["instance_types"]), source)
     models = models_by_ec2_key(ec2, siblings)
     types = {"instance_types": [instance_type(t, models) for t in ec2["instance_types"]]}
-    made["driver.toml"] = render(driver(geometry), f"How drivers number and place instances (facts of {geometry['retrieved']}).")
+    made["driver.toml"] = render(
+        driver(geometry), f"How drivers number and place instances (facts of {geometry['retrieved']})."
+    )
     made["instances.toml"] = render(types, f"EC2 types with NVIDIA GPUs (facts of {ec2['compiled']}).")
     return made
 
@@ -364,7 +388,11 @@ def main(arguments: list[str]) -> int:
     made = tables(json.loads(options.geometry.read_text()), json.loads(options.instances.read_text()))
     there = {f"gpus/{p.name}" for p in (options.into / "gpus").glob("*.toml")}
     differing = sorted(
-        {name for name, text in made.items() if not (options.into / name).is_file() or (options.into / name).read_text() != text}
+        {
+            name
+            for name, text in made.items()
+            if not (options.into / name).is_file() or (options.into / name).read_text() != text
+        }
         | (there - set(made))
     )
     if options.check:
