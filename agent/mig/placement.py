@@ -39,15 +39,14 @@ def geometry_of(offers: tuple[nodes.ProfileOffer, ...]) -> search.Geometry:
     return search.Geometry(offers)
 
 
-def kinds(gpu: nodes.Gpu, instances: Sequence[layouts.InstanceSpec]) -> tuple[Kind, ...]:
+def kinds(geometry: search.Geometry, instances: Sequence[layouts.InstanceSpec], where: str) -> tuple[Kind, ...]:
     """Return the kind of every spec, in their order. Raises Refusal when one names what this GPU
-    does not offer, or a split or start that its profile cannot have."""
-    geometry = geometry_of(gpu.offers)
+    (`where` in words) does not offer, or a split or start that its profile cannot have."""
     found = []
     for spec in instances:
         kind = _kind(geometry, spec)
         if isinstance(kind, str):
-            raise Refusal(f"cannot place {spec.profile} on {_gpu(gpu)}: {kind}")
+            raise Refusal(f"cannot place {spec.profile} on {where}: {kind}")
         found.append(kind)
     return tuple(found)
 
@@ -101,17 +100,18 @@ def count_by_offer(wanted: Iterable[Kind]) -> Mapping[int, int]:
 def fits_empty(gpu: nodes.Gpu, instances: Sequence[layouts.InstanceSpec]) -> str | None:
     """Return None when an empty GPU of this kind can hold `instances`, else the sentence that says
     which resource runs out, how the slices lie, and what is the nearest that fits."""
+    geometry = geometry_of(gpu.offers)
+    where = name_of(gpu)
     try:
-        return refusal(gpu, kinds(gpu, instances))
+        return refusal(geometry, kinds(geometry, instances, where), where)
     except Refusal as cause:
         return str(cause)
 
 
-def refusal(gpu: nodes.Gpu, wanted: tuple[Kind, ...]) -> str | None:
-    """Return why an empty GPU cannot hold `wanted`, None when it can."""
-    geometry = geometry_of(gpu.offers)
+def refusal(geometry: search.Geometry, wanted: tuple[Kind, ...], where: str) -> str | None:
+    """Return why an empty GPU (`where` in words) cannot hold `wanted`, None when it can."""
     shortage = _shortage(geometry, tuple(sorted(wanted)))
-    return None if shortage is None else _too_much(gpu, geometry, wanted, shortage)
+    return None if shortage is None else _too_much(geometry, wanted, shortage, where)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -190,12 +190,13 @@ def names(geometry: search.Geometry, wanted: Iterable[Kind]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
-def _gpu(gpu: nodes.Gpu) -> str:
+def name_of(gpu: nodes.Gpu) -> str:
+    """Return a GPU in the words of a refusal: "GPU 0 (a100.40gb)"."""
     return f"GPU {gpu.index} ({gpu.model})" if gpu.model else f"GPU {gpu.index}"
 
 
-def _too_much(gpu: nodes.Gpu, geometry: search.Geometry, wanted: tuple[Kind, ...], shortage: search.Shortage) -> str:
-    text = f"cannot place {names(geometry, wanted)} on {_gpu(gpu)}: {shortage.resource} ran out ({shortage.detail})"
+def _too_much(geometry: search.Geometry, wanted: tuple[Kind, ...], shortage: search.Shortage, where: str) -> str:
+    text = f"cannot place {names(geometry, wanted)} on {where}: {shortage.resource} ran out ({shortage.detail})"
     part, rest = _as_far_as_possible(geometry, wanted)
     if part:
         drawn = slice_map(geometry, part)
@@ -251,12 +252,15 @@ def nearest(geometry: search.Geometry, wanted: Sequence[Kind]) -> str:
             return ", ".join(f"{label} at {start}" for label, start, _ in sorted(placed, key=lambda entry: entry[1]))
     goal = collections.Counter(count_by_offer(wanted))
     sizes = [(offer.size, offer.slices) for offer in geometry.offers]
+    total = sum(sum(sizes[number]) for number in goal.elements())
     best: tuple[int, int, tuple[int, ...]] | None = None
-    for holding, counts in _holdings(geometry):
+    for slices, holding, counts in _holdings(geometry):
+        lost = total - slices
+        if best is not None and lost > best[0]:
+            break
         kept = counts & goal
-        more = sorted((sizes[n] for n in (counts - kept).elements()), reverse=True)
-        less = sorted((sizes[n] for n in (goal - kept).elements()), reverse=True)
-        lost = sum(map(sum, less)) - sum(map(sum, more))
+        more = sorted((sizes[number] for number in (counts - kept).elements()), reverse=True)
+        less = sorted((sizes[number] for number in (goal - kept).elements()), reverse=True)
         score = (lost, len(less), holding)
         if (best is None or score < best) and _within(more, less):
             best = score
@@ -277,8 +281,9 @@ def _within(small: Sequence[tuple[int, int]], large: Sequence[tuple[int, int]]) 
 
 
 @functools.lru_cache(maxsize=16)
-def _holdings(geometry: search.Geometry) -> tuple[tuple[tuple[int, ...], collections.Counter[int]], ...]:
-    """Every multiset of offers that an empty GPU can hold, as sorted numbers and counted."""
+def _holdings(geometry: search.Geometry) -> tuple[tuple[int, tuple[int, ...], collections.Counter[int]], ...]:
+    """Return every multiset of offers that an empty GPU can hold, those with the most slices (memory
+    and compute) first: their slices, the offers' numbers sorted, and the same counted."""
 
     def walk(first: int, chosen: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
         yield chosen
@@ -287,4 +292,8 @@ def _holdings(geometry: search.Geometry) -> tuple[tuple[tuple[int, ...], collect
             if _shortage(geometry, tuple(Kind(n, ()) for n in more)) is None:
                 yield from walk(number, more)
 
-    return tuple((holding, collections.Counter(holding)) for holding in walk(0, ()))
+    found = []
+    for holding in walk(0, ()):
+        slices = sum(geometry.offers[number].size + geometry.offers[number].slices for number in holding)
+        found.append((slices, holding, collections.Counter(holding)))
+    return tuple(sorted(found, key=lambda entry: -entry[0]))

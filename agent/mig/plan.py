@@ -208,6 +208,7 @@ def compute(layout: layouts.Layout, node: nodes.NodeState, policy: Policy) -> Pl
     if node.serving is not None and not node.allocations_known and not policy.force:
         blind = f"{node.serving} is active and what it has allocated cannot be read, so everything counts as in use"
     plans = []
+    prepared: dict[int, search.Geometry] = {}
     for gpu in node.gpus:
         wanted = layout.gpu(gpu.uuid)
         usable = gpu.mode is not None and gpu.state is nodes.GpuState.OK
@@ -216,7 +217,11 @@ def compute(layout: layouts.Layout, node: nodes.NodeState, policy: Policy) -> Pl
         if wanted is None:
             plans.append(GpuPlan(gpu.uuid, gpu.index, managed=False))
         else:
-            plans.append(_Case(gpu, wanted, policy, blind, node.instance_type).plan())
+            # Equal GPUs share one tuple of offers; telling so by identity saves hashing all of it.
+            geometry = prepared.get(id(gpu.offers))
+            if geometry is None:
+                geometry = prepared[id(gpu.offers)] = placement.geometry_of(gpu.offers)
+            plans.append(_Case(gpu, geometry, wanted, policy, blind, node.instance_type).plan())
     return Plan(tuple(plans))
 
 
@@ -234,6 +239,7 @@ class _Case:
     tell what is in use."""
 
     gpu: nodes.Gpu
+    geometry: search.Geometry
     wanted: layouts.GpuLayout
     policy: Policy
     blind: str | None
@@ -364,8 +370,8 @@ class _Case:
         kinds: tuple[placement.Kind, ...] = ()
         if gpu.offers:
             try:
-                kinds = placement.kinds(gpu, self.wanted.instances)
-                refusal = placement.refusal(gpu, kinds)
+                kinds = placement.kinds(self.geometry, self.wanted.instances, placement.name_of(gpu))
+                refusal = placement.refusal(self.geometry, kinds, placement.name_of(gpu))
             except placement.Refusal as cause:
                 refusal = str(cause)
             if refusal is not None:
@@ -387,7 +393,7 @@ class _Case:
         then, needs, complete = self._after_mode()
         steps += then
         if complete and kinds:
-            found = changes.find(placement.geometry_of(gpu.offers), kinds, (), True)
+            found = changes.find(self.geometry, kinds, (), True)
             assert found is not None, "fits_empty said that it fits"
             steps += self._makes(found, ())
         partial = not complete or (not gpu.offers and bool(self.wanted.instances))
@@ -396,14 +402,14 @@ class _Case:
     def _instances(self, kinds: tuple[placement.Kind, ...], head: Sequence[Step], drift: list[Drift]) -> GpuPlan:
         """Plan the instances of a GPU whose MIG mode is on."""
         gpu = self.gpu
-        geometry = placement.geometry_of(gpu.offers)
+        geometry = self.geometry
         # Who holds the whole GPU without being seen on an instance may use any of them.
         everything = self.blind is not None or bool(self._users(gpu.holders))
         present = changes.describe(geometry, gpu.instances, lambda holders: everything or bool(self._users(holders)))
         found = changes.find(geometry, kinds, present, True)
         if found is None:
-            return self._in_the_way(geometry, kinds, present, drift)
-        drift += self._differences(geometry, kinds, found)
+            return self._in_the_way(kinds, present, drift)
+        drift += self._differences(kinds, found)
         steps: list[Step] = list(head)
         reason = self._because("not wanted")
         coming = [(new, geometry.offers[new.kind.offer]) for new in found.new]
@@ -435,17 +441,13 @@ class _Case:
         return self._result(steps, drift, kept=kept)
 
     def _in_the_way(
-        self,
-        geometry: search.Geometry,
-        kinds: tuple[placement.Kind, ...],
-        present: tuple[changes.Present, ...],
-        drift: list[Drift],
+        self, kinds: tuple[placement.Kind, ...], present: tuple[changes.Present, ...], drift: list[Drift]
     ) -> GpuPlan:
         """Say which instances in use forbid the target."""
-        gpu = self.gpu
+        gpu, geometry = self.gpu, self.geometry
         found = changes.find(geometry, kinds, present, False)
         assert found is not None, "fits_empty said that it fits"
-        drift += self._differences(geometry, kinds, found)
+        drift += self._differences(kinds, found)
         hurt = [gpu.instances[number] for number in changes.disturbed(found, present)]
         users = self._users(h for instance in hurt for h in instance.in_use) or self._users(gpu.holders)
         by = f"in use by {_list(users)}" if users else f"in use ({self.blind})"
@@ -469,7 +471,7 @@ class _Case:
 
     def _makes(self, change: changes.Change, instances: Sequence[nodes.GpuInstance]) -> list[Step]:
         """Return the creates, larger GPU instances first, compute instances behind their GPU instance."""
-        geometry = placement.geometry_of(self.gpu.offers)
+        geometry = self.geometry
         blocks: list[tuple[int, int, list[Step]]] = []
         for new in change.new:
             offer = geometry.offers[new.kind.offer]
@@ -512,10 +514,9 @@ class _Case:
     def _extra(self, instance: nodes.GpuInstance) -> Drift:
         return Drift("extra", f"GPU instance {instance.id} ({instance.profile} at {instance.placement}) is not wanted")
 
-    def _differences(
-        self, geometry: search.Geometry, kinds: tuple[placement.Kind, ...], change: changes.Change
-    ) -> Iterable[Drift]:
+    def _differences(self, kinds: tuple[placement.Kind, ...], change: changes.Change) -> Iterable[Drift]:
         """Tell a change as findings."""
+        geometry = self.geometry
         wanted = placement.count_by_offer(kinds)
         short = collections.Counter((new.kind.offer, new.kind.start) for new in change.new)
         for (number, start), missing in sorted(short.items()):

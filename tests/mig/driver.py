@@ -6,15 +6,16 @@ Small and straight on purpose: the tests of the core must not lean on `agent.nvm
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import importlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import pynvml
-
 from agent.mig import node, plan, profile
 from tests.mig import oracle
 
+pynvml: Any = importlib.import_module("pynvml")
 _COMPUTE_SELECTORS = range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
 
 
@@ -28,7 +29,7 @@ class Driver:
         self._compute: dict[int, tuple[node.ComputeOffer, ...]] = {}
         self._infos = oracle.profile_infos(handle)
         self._places = {info.id: oracle.placements(handle, info.id) for _, info in self._infos}
-        self.multiprocessors = {info.id: info.multiprocessorCount for _, info in self._infos}
+        self._models: dict[int, node.GpuInstance] = {}
 
     def offers(self) -> tuple[node.ProfileOffer, ...]:
         """Return what the GPU offers."""
@@ -56,11 +57,10 @@ class Driver:
             start, size = self._places[info.id][0]
             made = oracle.create(self.handle, oracle.Spot(info.id, start, size))
             assert made is not None
-            self._compute[info.id] = tuple(self._told(made, info))
+            self._compute[info.id] = tuple(self._told(made))
             pynvml.nvmlGpuInstanceDestroy(made)
 
-    def _told(self, instance: Any, info: Any) -> Iterator[node.ComputeOffer]:
-        own = profile.parse(info.name.removeprefix("MIG "))
+    def _told(self, instance: Any) -> Iterator[node.ComputeOffer]:
         for selector in _COMPUTE_SELECTORS:
             try:
                 told = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, selector, 0, version=2)
@@ -70,9 +70,8 @@ class Driver:
             pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements(instance, told.id, None, ctypes.byref(count))
             array = (pynvml.c_nvmlComputeInstancePlacement_t * count.value)()
             pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements(instance, told.id, array, ctypes.byref(count))
-            whole = told.multiprocessorCount == info.multiprocessorCount
             yield node.ComputeOffer(
-                profile=own if whole else own.part(told.sliceCount),
+                profile=profile.parse(told.name.removeprefix("MIG ")),
                 index=node.ProfileIndex(selector),
                 id=node.ProfileId(told.id),
                 slices=told.sliceCount,
@@ -164,26 +163,20 @@ class Driver:
     ) -> tuple[node.GpuInstance, ...]:
         """Return instances as if they were at `spots`, each with its default compute instance: reading them back
         from the driver for each of hundreds of thousands of layouts would take hours."""
-        by_id = {offer.id: offer for offer in self.offers()}
         ids = itertools.count() if numbers is None else numbers
         return tuple(
-            node.GpuInstance(
-                next(ids),
-                by_id[node.ProfileId(spot.profile_id)].profile,
-                node.ProfileId(spot.profile_id),
-                node.Placement(spot.start, spot.size),
-                0,
-                (
-                    node.ComputeInstance(
-                        0,
-                        by_id[node.ProfileId(spot.profile_id)].profile,
-                        node.ProfileId(0),
-                        None,
-                        self.multiprocessors[spot.profile_id],
-                        by_id[node.ProfileId(spot.profile_id)].slices,
-                        node.Placement(0, by_id[node.ProfileId(spot.profile_id)].slices),
-                    ),
-                ),
+            dataclasses.replace(
+                self._like(spot.profile_id), id=next(ids), placement=node.Placement(spot.start, spot.size)
             )
             for spot in spots
         )
+
+    def _like(self, number: int) -> node.GpuInstance:
+        if number not in self._models:
+            [offer] = [one for one in self.offers() if one.id == number]
+            whole = node.Placement(0, offer.slices)
+            compute = node.ComputeInstance(
+                0, offer.profile, node.ProfileId(0), None, offer.multiprocessors, offer.slices, whole
+            )
+            self._models[number] = node.GpuInstance(0, offer.profile, offer.id, whole, 0, (compute,))
+        return self._models[number]

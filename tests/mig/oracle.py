@@ -9,15 +9,16 @@ import collections
 import contextlib
 import ctypes
 import dataclasses
+import importlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pynvml
-
 from agent.sim import node as simulated
 
+# By name: the stubs in typings/ list only what the product calls.
+pynvml: Any = importlib.import_module("pynvml")
 Multiset = tuple[int, ...]
 """Profile ids, sorted."""
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.mig import layout, node, plan
+from agent.mig import layout, node, plan, profile
 from tests.mig import driver, oracle, parts
 
 MEMBERS = 8
@@ -57,10 +58,10 @@ class Bench:
     simulated: Any
     gpu: driver.Driver
     layouts: oracle.Layouts
+    profiles: dict[int, profile.Profile]
 
     def wanted(self, multiset: oracle.Multiset) -> layout.Layout:
-        by_id = {offer.id: offer.profile for offer in self.gpu.offers()}
-        instances = tuple(layout.InstanceSpec(by_id[node.ProfileId(number)]) for number in multiset)
+        instances = tuple(layout.InstanceSpec(self.profiles[number]) for number in multiset)
         return layout.Layout((layout.GpuLayout(self.gpu.uuid, mig=True, instances=instances),))
 
     def plan(self, one: node.Gpu, multiset: oracle.Multiset) -> plan.GpuPlan:
@@ -74,7 +75,21 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         found = oracle.layouts(handle)
         gpu = driver.Driver(handle, parts.models()[model]["architecture"])
         gpu.learn_compute()
-        yield Bench(simulated, gpu, found)
+        yield Bench(simulated, gpu, found, {int(offer.id): offer.profile for offer in gpu.offers()})
+
+
+Count = Callable[[str], None]
+
+
+@pytest.fixture
+def counted(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Count:
+    """Say on the terminal how much was judged: a figure that nobody sees proves little."""
+
+    def say(figure: str) -> None:
+        with capsys.disabled():
+            sys.stdout.write(f"\n{request.node.name}: {figure}\n")
+
+    return say
 
 
 some = pytest.mark.parametrize("bench", ["a30-24gb"], indirect=True)
@@ -126,9 +141,9 @@ def test_what_the_driver_holds_is_planned_and_the_rest_refused(bench: Bench) -> 
 
 
 @pytest.mark.full
-def test_what_any_driver_holds_is_planned_and_the_rest_refused(bench: Bench) -> None:
+def test_what_any_driver_holds_is_planned_and_the_rest_refused(bench: Bench, counted: Count) -> None:
     accepted, refused = judge_every_multiset(bench)
-    print(f"{accepted} multisets planned, applied and verified, {refused} refused")
+    counted(f"{accepted} multisets planned, applied and verified, {refused} refused")
     assert accepted == sum(len(multiset) <= MEMBERS for multiset in bench.layouts.by_multiset)
 
 
@@ -172,9 +187,9 @@ def test_from_some_layouts_to_some_multisets_the_least_is_changed(bench: Bench) 
 
 @pytest.mark.full
 @known
-def test_from_every_layout_to_every_multiset_the_least_is_changed(bench: Bench) -> None:
+def test_from_every_layout_to_every_multiset_the_least_is_changed(bench: Bench, counted: Count) -> None:
     compared = compare(bench, 1)
-    print(f"{compared} pairs compared with the brute force")
+    counted(f"{compared} pairs compared with the brute force")
     assert compared == len(bench.layouts.all) * len(bench.layouts.by_multiset)
 
 
@@ -195,8 +210,6 @@ def interrupt(bench: Bench, stride: int) -> int:
 
         def start(mask: int = mask) -> node.Gpu:
             bench.gpu.clear()
-            here = tuple(sorted(spot.profile_id for spot in bench.layouts.of(mask)))
-            del here
             for spot in bench.layouts.of(mask):
                 made = oracle.create(bench.gpu.handle, spot)
                 assert made is not None
@@ -230,7 +243,7 @@ def test_an_interrupted_plan_is_finished_by_the_steps_that_were_left(bench: Benc
 
 @pytest.mark.full
 @known
-def test_many_interrupted_plans_are_finished_by_the_steps_that_were_left(bench: Bench) -> None:
+def test_many_interrupted_plans_are_finished_by_the_steps_that_were_left(bench: Bench, counted: Count) -> None:
     tried = interrupt(bench, max(1, len(bench.layouts.all) * len(bench.layouts.by_multiset) // 400))
-    print(f"{tried} prefixes")
+    counted(f"{tried} prefixes")
     assert tried > 400
