@@ -250,20 +250,21 @@ def nearest(geometry: search.Geometry, wanted: Sequence[Kind]) -> str:
         placed = _place(geometry, free)
         if placed is not None:
             return ", ".join(f"{label} at {start}" for label, start, _ in sorted(placed, key=lambda entry: entry[1]))
-    goal = collections.Counter(count_by_offer(wanted))
+    goal = count_by_offer(wanted)
     sizes = [(offer.size, offer.slices) for offer in geometry.offers]
-    total = sum(sum(sizes[number]) for number in goal.elements())
+    order = sorted(range(len(sizes)), key=lambda number: sizes[number], reverse=True)
+    total = sum(sum(sizes[number]) * count for number, count in goal.items())
     best: tuple[int, int, tuple[int, ...]] | None = None
     for slices, holding, counts in _holdings(geometry):
         lost = total - slices
         if best is not None and lost > best[0]:
             break
-        kept = counts & goal
-        more = sorted((sizes[number] for number in (counts - kept).elements()), reverse=True)
-        less = sorted((sizes[number] for number in (goal - kept).elements()), reverse=True)
+        less = [sizes[number] for number in order for _ in range(goal[number] - counts[number])]
         score = (lost, len(less), holding)
-        if (best is None or score < best) and _within(more, less):
-            best = score
+        if best is None or score < best:
+            more = [sizes[number] for number in order for _ in range(counts[number] - goal[number])]
+            if _within(more, less):
+                best = score
     if best is None or not best[2]:
         return ""
     return names(geometry, [Kind(number, ()) for number in best[2]])
@@ -281,7 +282,7 @@ def _within(small: Sequence[tuple[int, int]], large: Sequence[tuple[int, int]]) 
 
 
 @functools.lru_cache(maxsize=16)
-def _holdings(geometry: search.Geometry) -> tuple[tuple[int, tuple[int, ...], collections.Counter[int]], ...]:
+def _holdings(geometry: search.Geometry) -> tuple[tuple[int, tuple[int, ...], Mapping[int, int]], ...]:
     """Return every multiset of offers that an empty GPU can hold, those with the most slices (memory
     and compute) first: their slices, the offers' numbers sorted, and the same counted."""
 
