@@ -27,6 +27,8 @@ from agent.nvml import session as sessions
 from agent.reconcile import cycle, snapshot
 from agent.settings import model, source
 
+FRESH = 1.0
+"""Seconds for which a look at the node is as good as a new one."""
 NO_DRIVER_HINT = "run it with --simulate p4d.24xlarge to try gpunode on a node that is not there (`gpunode simulate` lists them)"
 
 
@@ -76,6 +78,7 @@ class Node:
     simulated: str | None = None
     simulation: object | None = None
     lock: files.Lock | None = None
+    seen: tuple[float, cycle.Look] | None = None
 
     def require_settings(self) -> model.Settings:
         """Return the settings, or raise what is wrong with them."""
@@ -217,6 +220,7 @@ async def plan(node: Node) -> Planned:
         seen = await cycle.look(node.around, settings)
     except errors.DriverError as cause:
         raise _with_hint(node, cause) from cause
+    node.seen = (time.monotonic(), seen)
     return Planned(state=seen.node, layout=seen.layout, plan=seen.plan, problems=seen.problems, ownership=seen.ownership)
 
 
@@ -224,7 +228,9 @@ async def apply(node: Node, *, stop: Callable[[], bool], progress: Callable[[str
     """Run one enforcement cycle that may act, under the lock of this host."""
     take_lock(node)
     around = dataclasses.replace(node.around, progress=progress)
-    return await cycle.run_cycle(around, intent=cycle.Intent.APPLY, trigger="apply", stop=stop)
+    # The plan just shown is carried out as it was shown; one that was pondered over is made anew.
+    fresh = node.seen[1] if node.seen is not None and time.monotonic() - node.seen[0] < FRESH else None
+    return await cycle.run_cycle(around, intent=cycle.Intent.APPLY, trigger="apply", stop=stop, seen=fresh)
 
 
 async def look(node: Node) -> snapshot.Snapshot:

@@ -17,8 +17,9 @@ from typing import Protocol
 from agent import errors, log, measures, threads
 from agent.mig import node as nodes
 from agent.mig import plan as plans
-from agent.nvml import calls, catalog, lanes, measure, observe, perform, session
+from agent.nvml import calls, catalog, lanes, measure, perform, session
 from agent.nvml import events as watching
+from agent.nvml import observe as reading
 
 NODE = "node"
 _DISPLAY = ("0x0300", "0x0302")
@@ -43,7 +44,7 @@ class Machine(Protocol):
 class _Found:
     """All GPUs of one look: cards that answer, in the order of their addresses, and lost ones."""
 
-    cards: tuple[observe.Card, ...]
+    cards: tuple[reading.Card, ...]
     lost: tuple[tuple[str, str], ...]
     epoch: int
 
@@ -68,7 +69,7 @@ class NvmlGpus:
         self._catalog = catalog.Catalog()
         self._lanes = lanes.Lanes(on_returned=self._returned)
         self._found: _Found | None = None
-        self._remembered: dict[str, observe.Card] = {}
+        self._remembered: dict[str, reading.Card] = {}
         self._last: dict[str, nodes.Gpu] = {}
         self._meter = measure.Meter(self._catalog, clock=clock)
         self._events: watching.Watch | None = None
@@ -276,9 +277,9 @@ class NvmlGpus:
         for index in range(count):
             try:
                 handle = calls.call("nvmlDeviceGetHandleByIndex", index)
-                if kept and address(observe.bus_id(handle)) in kept:
+                if kept and address(reading.bus_id(handle)) in kept:
                     continue
-                cards.append(observe.card(handle, driver))
+                cards.append(reading.card(handle, driver))
             except errors.CallError as cause:
                 problems.append(str(cause))
         there = {address(card.pci_bus_id) for card in cards}
@@ -317,7 +318,7 @@ class NvmlGpus:
         buses = sorted({address(c.pci_bus_id) for c in found.cards} | {bus for bus, _ in found.lost})
         return {bus: rank for rank, bus in enumerate(buses)}
 
-    def _ranked(self, found: _Found) -> list[tuple[int, observe.Card]]:
+    def _ranked(self, found: _Found) -> list[tuple[int, reading.Card]]:
         ranks = self._ranks(found)
         return [(ranks[address(card.pci_bus_id)], card) for card in found.cards]
 
@@ -325,33 +326,33 @@ class NvmlGpus:
         ranks = self._ranks(found)
         return [(ranks[bus], (bus, why)) for bus, why in found.lost]
 
-    async def _card(self, uuid: str) -> observe.Card:
+    async def _card(self, uuid: str) -> reading.Card:
         found = await self._cards()
         for card in found.cards:
             if card.uuid == uuid:
                 return card
         raise errors.Lost(f"cannot reach GPU {uuid}: the driver no longer shows it", call="handle", code=15, gpu=uuid)
 
-    async def _observe(self, card: observe.Card, index: int) -> nodes.Gpu | None:
+    async def _observe(self, card: reading.Card, index: int) -> nodes.Gpu | None:
         """Read one GPU; None says that its handle is dead."""
         try:
             return await self._lanes.run(
                 card.uuid,
-                lambda: observe.observe(card, index, self._catalog, self._name),
+                lambda: reading.observe(card, index, self._catalog, self._name),
                 deadline=self._read,
                 gpu=card.uuid,
             )
         except errors.Hung as cause:
-            return observe.blank(card, index, nodes.GpuState.HUNG, str(cause))
+            return reading.blank(card, index, nodes.GpuState.HUNG, str(cause))
         except (errors.InvalidArgument, errors.Unready) as cause:
             if self._stale:
-                return observe.blank(card, index, nodes.GpuState.ERROR, str(cause))
+                return reading.blank(card, index, nodes.GpuState.ERROR, str(cause))
             return None
 
     def _lost(self, index: int, bus: str, why: str) -> nodes.Gpu:
         for card in self._remembered.values():
             if address(card.pci_bus_id) == bus:
-                return observe.blank(card, index, nodes.GpuState.LOST, why)
+                return reading.blank(card, index, nodes.GpuState.LOST, why)
         return nodes.Gpu(
             index=index, uuid=f"unknown-{bus}", pci_bus_id=bus, name="", model="", state=nodes.GpuState.LOST, problem=why
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from agent import errors, log, threads
 from agent.mig import layout as layouts
@@ -76,6 +76,8 @@ def describe(step: plans.Step, gpu: nodes.Gpu) -> str:
             what = f"create GPU instance {step.profile} at {step.placement}"
         case plans.CreateComputeInstance():
             what = f"create compute instance {step.profile} in the GPU instance at {step.gpu_instance}"
+        case _:
+            assert_never(step)
     return f"GPU {gpu.index}: {what}"
 
 

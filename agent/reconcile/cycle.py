@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from agent import errors, log, threads
 from agent.host import files
@@ -141,10 +142,16 @@ async def look(around: Surroundings, settings: model.Settings) -> Look:
 
 
 async def run_cycle(
-    around: Surroundings, *, intent: Intent, trigger: str, stop: Callable[[], bool] = lambda: False
+    around: Surroundings,
+    *,
+    intent: Intent,
+    trigger: str,
+    stop: Callable[[], bool] = lambda: False,
+    seen: Look | None = None,
 ) -> snapshot.Snapshot:
     """Run one cycle and return what it knew, did and left. Raises nothing the operator can cause:
-    bad settings and a missing driver are in the snapshot."""
+    bad settings and a missing driver are in the snapshot. `seen` is a look taken just before, which
+    then is not taken again."""
     memory = around.memory
     memory.cycle += 1
     started = around.clock()
@@ -163,7 +170,7 @@ async def run_cycle(
         node = await _node_or_none(around)
         return _finish(around, base, node=node, settings=view, phase=snapshot.Phase.FAILED, reasons=reasons, writes=False)
     try:
-        seen = await look(around, settings)
+        seen = seen or await look(around, settings)
     except errors.SettingsError as cause:
         view = dataclasses.replace(view, valid=False, problems=(*view.problems, *cause.problems))
         reasons += tuple(snapshot.Reason("settings-invalid", str(p)) for p in cause.problems if p.is_error)
@@ -487,7 +494,7 @@ def _remembered_indexes(machine: machines.Machine) -> dict[int, str] | None:
         return None
 
 
-def _read_json(path: Path) -> dict[str, dict[str, str]] | None:
+def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         document = json.loads(files.read_bounded(path))
     except (OSError, ValueError):
