@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import assert_never
 
 from agent import errors
 from agent.mig import layout as layouts
@@ -17,7 +18,7 @@ from agent.mig import node as nodes
 from agent.mig import placement
 from agent.mig import plan as plans
 from agent.mig import profile as profiles
-from agent.settings import model
+from agent.settings import document, model
 
 _BOTTLEROCKET_KEYS = {0x2321: "h100.80gb", 0x2339: "h100.80gb", 0x2348: "h200.141gb", 0x2941: "b200.180gb"}
 """PCI device ids for which Bottlerocket's MIG manager reads another model's line (94 GB H100, GH200
@@ -52,15 +53,18 @@ def resolve(
     SettingsError when a profile, an index or an amount is impossible.
     """
     job = _Job(settings, node, _Indexes(node, remembered, expected))
-    match settings.declaration:
+    declaration = settings.declaration
+    match declaration:
         case None:
-            return Resolution(layouts.Layout())
+            pass
         case model.BottlerocketDeclaration() as declared:
             job.bottlerocket(declared)
         case model.LayoutDeclaration() as declared:
             job.named_layouts(declared)
         case model.MigPartedDeclaration() as declared:
             job.mig_parted(declared)
+        case _:
+            assert_never(declaration)
     return job.result()
 
 
@@ -333,7 +337,8 @@ class _Job:
         wants_something = any(entry.mig or entry.devices != "all" for entry in declared.entries)
         if not self._claims and not self._blocked and wants_something:
             ids = sorted({f"0x{_device(gpu):08X}" for gpu in self._node.gpus}) or ["none"]
-            message = f'the label "{declared.label}" matches no GPU of this node (device ids here: {", ".join(ids)})'
+            label = document.quote(declared.label)
+            message = f"the label {label} matches no GPU of this node (device ids here: {', '.join(ids)})"
             self._say("error", "no-such-gpu", message, declared.origin)
 
     def _any_can_split(self) -> bool:

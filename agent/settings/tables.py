@@ -143,7 +143,10 @@ def _words(kind: type[pydantic.BaseModel], error: pydantic_core.ErrorDetails) ->
         name, words_of = _LIMITS[what]
         return "invalid-value", f"must be {words_of} {context[name]:g}, and is {document.quote(given)}"
     if what == "string_pattern_mismatch" and "listen" in error["loc"]:
-        return "invalid-value", f"{document.quote(given)} is no address to listen on, like 127.0.0.1:19400 or unix:/path"
+        return (
+            "invalid-value",
+            f"{document.quote(given)} is no address to listen on, like 127.0.0.1:19400 or unix:/path",
+        )
     if what == "string_pattern_mismatch":
         return "model-key", f"{document.quote(given)} is not a GPU model key like a100.40gb"
     if what in ("too_short", "string_too_short"):
@@ -152,6 +155,7 @@ def _words(kind: type[pydantic.BaseModel], error: pydantic_core.ErrorDetails) ->
         return "invalid-value", f"must be a finite number, and is {document.quote(given)}"
     if what in _TYPES:
         return "wrong-type", f"must be {_TYPES[what]}, and is {document.quote(given)}"
+    # Rare ones (half a character of JSON, say) in pydantic's own words.
     return "invalid-value", f"{document.quote(given)} is not valid here: {error['msg']}"
 
 

@@ -37,7 +37,9 @@ def parse(data: bytes, *, name: str, source: str, path: Path | None = None) -> d
 
     text = document.decode(data, name)
     try:
-        root = ruamel.yaml.YAML(typ="rt", pure=True).compose(text)
+        parser = ruamel.yaml.YAML(typ="rt", pure=True)
+        parser.composer.warn_double_anchors = False  # legal, and no reason to write to stderr
+        root = parser.compose(text)
         reading = _Reading(name)
         values = reading.value(root, ()) if root is not None else None
     except yaml_errors.MarkedYAMLError as cause:
@@ -85,6 +87,8 @@ class _Reading:
         self.positions.setdefault(path, _position(node))
         kind = node.id
         if kind == "scalar":
+            if not _is_text(str(node.value)):
+                raise self._fail("encoding", "holds half a character (a lone surrogate), so it is no text", node)
             return _scalar(node)
         if len(path) > locate.DEPTH:
             raise self._fail("too-deep", f"nests deeper than {locate.DEPTH} levels", node)
@@ -130,6 +134,10 @@ class _Reading:
 
 def _position(node: Any) -> locate.Position:
     return locate.Position(node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+def _is_text(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _scalar(node: Any) -> object:

@@ -14,10 +14,13 @@ Write = Callable[..., Path]
 
 
 def problem_of(path: Path) -> tuple[str, int | None, str]:
-    with pytest.raises(document.Unreadable) as caught:
+    def parse() -> None:
         data = document.read(path)
         assert data is not None
         document.parse_toml(data, name=str(path), source="test")
+
+    with pytest.raises(document.Unreadable) as caught:
+        parse()
     problem = caught.value.problem
     assert problem.file == str(path)
     assert problem.is_error

@@ -96,13 +96,15 @@ def test_every_key_of_a_random_json_text_is_found(value: dict[str, object], inde
 
 @pytest.mark.parametrize(
     ("text", "depth"),
-    [("", 0), ("a = 1", 0), ("a = [[1], {b = [2]}]", 3), ('a = "[[["  # [[[[\nb = \'{{{\'', 0), ("]]][", 0)],
+    [("", 0), ("a = 1", 0), ("a = [[1], {b = [2]}]", 3), ("a = \"[[[\"  # [[[[\nb = '{{{'", 0), ("]]][", 0)],
 )
 def test_depth_counts_brackets_outside_of_texts(text: str, depth: int) -> None:
     assert locate.depth(text) == depth
 
 
-@pytest.mark.parametrize("text", ["[a", "[", "a", "a =", "a = [", "a = {b", 'a = "x', "=", '"\\e" = 1', "a = [1,", "a.= 1"])
+@pytest.mark.parametrize(
+    "text", ["[a", "[", "a", "a =", "a = [", "a = {b", 'a = "x', "=", '"\\e" = 1', "a = [1,", "a.= 1"]
+)
 def test_broken_texts_end(text: str) -> None:
     locate.toml(text)
     locate.json_text(text)

@@ -56,7 +56,10 @@ WITH_L4 = nodes.NodeState((gpus.gpu(0), gpus.incapable(1)))
         ),
         pytest.param(label("{devices: all, mig-enabled: false}"), A100, {0: None, 1: None}, id="off"),
         pytest.param(
-            label("{devices: all, mig-enabled: false, mig-devices: {}}"), A100, {0: None, 1: None}, id="off, spelled out"
+            label("{devices: all, mig-enabled: false, mig-devices: {}}"),
+            A100,
+            {0: None, 1: None},
+            id="off, spelled out",
         ),
         pytest.param(
             label("{devices: all, mig-enabled: true, mig-devices: {}}"), A100, {0: {}, 1: {}}, id="on without instances"
@@ -158,6 +161,12 @@ WITH_L4 = nodes.NodeState((gpus.gpu(0), gpus.incapable(1)))
             A100,
             {0: {"1g.5gb": 7}, 1: {"2g.10gb": 3}},
             id="anchors and merge keys",
+        ),
+        pytest.param(
+            HEAD + "  x: [&a {devices: [0], mig-enabled: false}, &a {devices: [1], mig-enabled: false}, *a]",
+            A100,
+            {0: None, 1: None},
+            id="an anchor used again",
         ),
         pytest.param(
             json.dumps(
@@ -266,7 +275,12 @@ TWO = HEAD + "  half: [{devices: [0], mig-enabled: false}]\n  full: [{devices: a
 
 @pytest.mark.parametrize(
     ("argument", "says"),
-    [("", "several labels"), (":fulll", 'did you mean "full"?'), (":zzz", "there is no label"), (":", "several labels")],
+    [
+        ("", "several labels"),
+        (":fulll", 'did you mean "full"?'),
+        (":zzz", "there is no label"),
+        (":", "several labels"),
+    ],
 )
 def test_a_label_must_be_named_where_there_are_several(write: Write, argument: str, says: str) -> None:
     (problem,) = refusal(write, TWO, argument=argument)
@@ -362,6 +376,8 @@ def test_a_document_named_by_an_absolute_path_lies_below_the_root(write: Write, 
         ("[1, 2]", "must be a mapping"),
         ("a: [1", "is not valid YAML"),
         ("a: b: c", "is not valid YAML"),
+        ('a: "\\UFFFFFFFF"', "is not valid YAML"),
+        ('a: "\\ud800"', "half a character"),
         ("a: 1\n---\nb: 2", "is not valid YAML"),
         ("a: 1\nb: 2\na: 3", '"a" twice'),
         ("a: *nothing", "is not valid YAML"),

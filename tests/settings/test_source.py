@@ -89,7 +89,7 @@ def test_keys_of_different_sources_stand_side_by_side(write: Write, tmp_path: Pa
     assert str(settings.provenance["listen"]) == "default"
 
 
-LAYOUT = '[[gpunode.layout]]\ngpus = [{}]\nmig = false\n'
+LAYOUT = "[[gpunode.layout]]\ngpus = [{}]\nmig = false\n"
 UNIFORM = '[settings.kubelet-device-plugins.nvidia]\ndevice-partitioning-strategy = "mig"\n'
 
 
@@ -235,6 +235,11 @@ def test_problems_in_json_have_lines_too(load: Load) -> None:
     assert caught.value.problems[0].line == 3
 
 
+def test_half_a_character_of_json_is_refused(load: Load) -> None:
+    with pytest.raises(errors.SettingsError, match="unicode string"):
+        load('{"gpunode": {"listen": ["\\ud800"]}}', name="a.json")
+
+
 def test_the_api_s_answer_in_a_file_is_no_word_of_the_host(load: Load) -> None:
     settings = load(json.dumps(apis.MIG), name="a.json")
     assert isinstance(settings.declaration, model.BottlerocketDeclaration)
@@ -312,7 +317,10 @@ def test_a_flag_with_a_slip(tmp_path: Path) -> None:
 
 
 def test_a_mig_parted_document_may_be_named_in_the_environment_and_the_flag_wins(write: Write, tmp_path: Path) -> None:
-    path = write("m.yaml", "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}], b: [{devices: [0], mig-enabled: false}]}")
+    path = write(
+        "m.yaml",
+        "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}], b: [{devices: [0], mig-enabled: false}]}",
+    )
     environ = {"GPUNODE_MIG_CONFIG": f"{path}:a"}
     settings = source.load(source.Request(root=tmp_path, environ=environ))
     assert isinstance(settings.declaration, model.MigPartedDeclaration)
@@ -348,9 +356,7 @@ def test_the_digest_tells_what_is_asked_not_how_it_is_written(load: Load) -> Non
         lambda root: (root / userdata.CONTAINER_FILES[0]).write_text("x"),
     ],
 )
-def test_the_fingerprint_sees_every_change(
-    write: Write, tmp_path: Path, change: Callable[[Path], object]
-) -> None:
+def test_the_fingerprint_sees_every_change(write: Write, tmp_path: Path, change: Callable[[Path], object]) -> None:
     put(write, "config", "[gpunode]\nperiod = 5")
     write("root/etc/gpunode/config.d/a.toml", "")
     write("root/" + userdata.CONTAINER_FILES[0], "")

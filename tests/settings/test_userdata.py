@@ -16,7 +16,7 @@ from agent import errors
 from agent.settings import document, source, userdata
 
 Write = Callable[..., Path]
-OURS = b'[gpunode]\nperiod = 7\n'
+OURS = b"[gpunode]\nperiod = 7\n"
 SECRET = "hunter2-is-the-password"
 
 
@@ -87,6 +87,7 @@ def test_our_part_is_found_in_a_nested_document(write: Write) -> None:
         mime(),
         base64.b64encode(b"#!/bin/sh\necho long enough to be seen as base64\n"),
         b"abcdefghijklmnopqrstuvwxyz",
+        base64.encodebytes(base64.encodebytes(base64.encodebytes(base64.encodebytes(mime(part(OURS)))))),
     ],
 )
 def test_user_data_without_our_part_says_nothing(write: Write, data: bytes) -> None:
