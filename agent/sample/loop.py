@@ -55,7 +55,8 @@ class Sampler:
     """Measures the GPUs of `source` each `interval` seconds and hands samples to `publish`.
 
     `clock` gives Unix seconds, `monotonic` seconds for durations. `initializations()` is how often
-    the driver's session was opened. Use from the event loop's thread; `publish` is called there.
+    the driver's session was opened; `events_up()` whether the watch that was begun still waits. Use
+    from the event loop's thread; `publish` is called there.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Sampler:
         publish: Callable[[measures.Sample], None],
         monotonic: Callable[[], float] = time.monotonic,
         initializations: Callable[[], int] = lambda: 0,
+        events_up: Callable[[], bool] = lambda: True,
         head_start: float = HEAD_START,
         patience: float = PATIENCE,
     ) -> None:
@@ -76,6 +78,7 @@ class Sampler:
         self._publish = publish
         self._monotonic = monotonic
         self._initializations = initializations
+        self._events_up = events_up
         self._head_start = head_start
         self._patience = patience
         self._cards: dict[str, _Card] = {}
@@ -245,13 +248,13 @@ class Sampler:
             taken=now,
             generation=self._generation,
             nvml_up=versions is not None,
-            gpus=tuple(gpus),
+            gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
             driver_version=None if versions is None else versions.driver,
             nvml_version=None if versions is None else versions.nvml,
             cuda_version=None if versions is None else versions.cuda,
             nvml_initializations=self._initializations(),
             collectors=dict(self._collectors),
-            event_watch_up=None if versions is None else self._unwatch is not None,
+            event_watch_up=None if versions is None else self._unwatch is not None and self._events_up(),
             xid_errors=self.xids.errors(card.uuid for card in self._cards.values()),
             xid_last=self.xids.last(),
         )

@@ -116,9 +116,19 @@ def metric_of(declared: family.Family, rows: Iterable[family.Row]) -> core.Metri
     return metric
 
 
+def _encode(declared: family.Family, rows: Iterable[family.Row], form: Format) -> bytes:
+    text = form.encode(_One(metric_of(declared, rows)))
+    if declared.kind == "counter" and not declared.name.endswith("_total"):
+        # Others' names of counters lack the suffix that prometheus_client puts to each.
+        text = text.replace(f"{declared.full_name}_total".encode(), declared.full_name.encode())
+    return text
+
+
 def build() -> family.Build:
-    """Return what is running."""
-    return family.Build(version=agent.__version__, revision="", python=platform.python_version())
+    """Return what is running, and where."""
+    return family.Build(
+        version=agent.__version__, revision="", python=platform.python_version(), hostname=platform.node()
+    )
 
 
 def view_of(board: boards.Board, *, now: float, what: family.Build) -> family.View:
@@ -157,7 +167,7 @@ class Renderer:
                 continue
             last = self._texts.get(key)
             if last is None or last[0] != rows:
-                last = (rows, form.encode(_One(metric_of(declared, rows))))
+                last = (rows, _encode(declared, rows, form))
                 self._texts[key] = last
             parts.append(last[1])
         parts += [form.encode(own) for own in self._own]

@@ -27,8 +27,9 @@ from agent import log, threads
 from agent.reconcile import snapshot as snapshots
 from agent.serve import address, exposition, health, render, webconfig
 from agent.serve import board as boards
+from agent.serve.families import dcgm as families
 
-OPEN_PATHS = ("/metrics", "/livez", "/readyz")
+OPEN_PATHS = ("/metrics", "/metrics/dcgm", "/livez", "/readyz")
 """What is served to anybody who reaches a listener."""
 MAX_REQUESTS = 40
 """Large answers under way at a time; further requests are turned away with 503."""
@@ -77,8 +78,13 @@ class Server:
             "/healthz": self._healthz,
             "/status": self._status_document,
         }
+        self._dcgm: exposition.Exposition | None = None
         if dcgm:
-            log.debug("the dcgm-exporter compatible page is on", path="/metrics/dcgm")
+            renderer = exposition.Renderer(families.FAMILIES, process=False)
+            self._dcgm = exposition.Exposition(
+                board, clock=clock, monotonic=monotonic, renderer=renderer, formats=(exposition.TEXT,)
+            )
+            self._handlers["/metrics/dcgm"] = self._dcgm_metrics
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -114,6 +120,8 @@ class Server:
         if self._refresher is not None:
             self._refresher.cancel()
         await self._exposition.close()
+        if self._dcgm is not None:
+            await self._dcgm.close()
         for runner in self._runners:
             await runner.cleanup()
         for listener in self._listeners:
@@ -180,9 +188,18 @@ class Server:
             form = exposition.choose(accept)
             if len(self._chosen) < 64:
                 self._chosen[accept] = form
-        page = self._exposition.ready(form)
+        return await self._ready_bytes(request, self._exposition, form)
+
+    async def _dcgm_metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        assert self._dcgm is not None
+        return await self._ready_bytes(request, self._dcgm, exposition.TEXT)
+
+    async def _ready_bytes(
+        self, request: web.BaseRequest, kept: exposition.Exposition, form: exposition.Format
+    ) -> web.StreamResponse:
+        page = kept.ready(form)
         if page is None:
-            page = await self._exposition.page(form)
+            page = await kept.page(form)
         headers = {"Content-Type": page.content_type, "Vary": "Accept, Accept-Encoding", "Cache-Control": "no-store"}
         body = page.plain
         if _takes_gzip(request.headers.get("Accept-Encoding", "")):

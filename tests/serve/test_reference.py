@@ -10,7 +10,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_the_page_in_docs_is_the_one_the_code_writes() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference.page(), "run: python -m agent.serve.reference > docs/metrics.md"
+    assert PAGE.read_text(encoding="utf-8") == reference.page(), (
+        "run: python -m agent.serve.reference > docs/metrics.md"
+    )
 
 
 def test_every_family_is_on_it_once() -> None:

@@ -21,11 +21,12 @@ Row = tuple[tuple[str, ...], float]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Build:
-    """What is running: agent version, source revision ("" when not known), Python version."""
+    """What is running where: agent version, source revision ("" when not known), Python version, host."""
 
     version: str
     revision: str
     python: str
+    hostname: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class View:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A metric family. `name` is without prefix and, for a counter, with `_total`.
+    """A metric family. `name` is without prefix and, for a counter of ours, with `_total`.
 
     `source` names the NVML call or the part that knows; `where` says which GPUs have it;
     `rows(view)` yields nothing where there is nothing to say.
@@ -71,11 +72,12 @@ class Family:
     source: str
     where: str = "every node"
     rows: Callable[[View], Iterable[Row]]
+    prefix: str = PREFIX
 
     @property
     def full_name(self) -> str:
         """The name as it is scraped."""
-        return PREFIX + self.name
+        return self.prefix + self.name
 
 
 def gauge_or_none(value: float | bool | None) -> Iterator[Row]:
