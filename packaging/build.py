@@ -154,10 +154,9 @@ def put(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     path.chmod(mode)
 
 
-def owned_by_root(root: Path) -> None:
+def at_one_time(root: Path) -> None:
     """Give everything the times of the last commit, so that the same sources give the same package."""
-    done = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False)
-    stamp = int(os.environ.get("SOURCE_DATE_EPOCH") or done.stdout.strip() or 0)
+    stamp = int(os.environ.get("SOURCE_DATE_EPOCH") or run("git", "log", "-1", "--format=%ct", cwd=ROOT))
     for path in [root, *root.rglob("*")]:
         os.utime(path, (stamp, stamp), follow_symlinks=False)
 
@@ -184,7 +183,7 @@ def deb(arch: str, out: Path) -> Path:
             "sh", "-c", "find . -path ./DEBIAN -prune -o -type f -printf '%P\\0' | sort -z | xargs -0 md5sum", cwd=root
         )
         put(control / "md5sums", sums.encode())
-        owned_by_root(root)
+        at_one_time(root)
         result = out / f"gpunode_{version()}_{DEB_ARCH[arch]}.deb"
         out.mkdir(parents=True, exist_ok=True)
         run("dpkg-deb", "--build", "--root-owner-group", "-Zxz", root, result)
@@ -197,7 +196,7 @@ def rpm(arch: str, out: Path) -> Path:
         root, top = Path(temporary) / "root", Path(temporary) / "rpmbuild"
         tree(root, arch)
         put(root / "usr/share/licenses/gpunode/NOTICE", (HERE / "deb/copyright").read_bytes())
-        owned_by_root(root)
+        at_one_time(root)
         run(
             "rpmbuild",
             "-bb",
