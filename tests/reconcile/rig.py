@@ -1,0 +1,101 @@
+"""A simulated node with everything a cycle works with: what the daemon uses, without its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from agent.host import holders
+from agent.mig import node as nodes
+from agent.nvml import gpus, session
+from agent.reconcile import cycle, snapshot
+from agent.settings import model, source
+from agent.sim import node as simulated
+
+T = TypeVar("T")
+
+
+class Rig:
+    """One simulated node and one process of gpunode on it. `settings` is the text of a TOML document."""
+
+    def __init__(
+        self,
+        directory: Path,
+        spec: str,
+        settings: str,
+        *,
+        state: Path | None = None,
+        read_deadline: float = 30.0,
+        change_deadline: float = 60.0,
+    ) -> None:
+        self.file = directory / "settings.toml"
+        self.file.write_text(settings)
+        self.sim = simulated.open_node(spec, state=state)
+        self.gpus = gpus.NvmlGpus(
+            session.Session(self.sim.library, root=self.sim.machine.root),
+            machine=self.sim.machine,
+            read_deadline=read_deadline,
+            change_deadline=change_deadline,
+        )
+        self.now = 1_000_000.0
+        self.progress: list[str] = []
+        self.around = cycle.Surroundings(
+            gpus=self.gpus,
+            machine=self.sim.machine,
+            load=self.load,
+            clock=lambda: self.now,
+            holders=self._holders,
+            machine_id=lambda: "i-rig",
+            any_hung=lambda: self.gpus.any_hung,
+            progress=self.progress.append,
+        )
+
+    def load(self) -> model.Settings:
+        return source.load(source.Request(root=self.sim.machine.root, files=(self.file,), environ={}))
+
+    async def _holders(self, node: nodes.NodeState) -> nodes.NodeState:
+        return holders.merge(node, self.sim.machine, own_pid=os.getpid())
+
+    def set(self, settings: str) -> None:
+        self.file.write_text(settings)
+
+    async def cycle(
+        self, intent: cycle.Intent = cycle.Intent.APPLY, *, stop: Callable[[], bool] = lambda: False, **changes: object
+    ) -> snapshot.Snapshot:
+        around = dataclasses.replace(self.around, **changes)  # type: ignore[arg-type]
+        return await cycle.run_cycle(around, intent=intent, trigger="test", stop=stop)
+
+    async def close(self) -> None:
+        await self.gpus.close()
+        self.sim.close()
+
+    def truth(self) -> list[tuple[bool, list[tuple[str, int, int]]]]:
+        """What the simulated driver itself holds: (MIG on, [(profile, start, compute instances)]) of each GPU."""
+        found = []
+        for gpu in self.sim.driver.gpus:
+            instances = [(gpu.profile(i.profile).name, i.start, len(i.compute)) for i in gpu.state.instances.values()]
+            found.append((gpu.state.mig, sorted(instances)))
+        return found
+
+
+def drive(job: Callable[[], Awaitable[T]]) -> T:
+    """Run a coroutine function to its end."""
+    return asyncio.run(_wrap(job))
+
+
+async def _wrap(job: Callable[[], Awaitable[T]]) -> T:
+    return await job()
+
+
+def names(result: snapshot.Snapshot) -> list[list[str]]:
+    """The profiles on each GPU by placement, as the snapshot tells them."""
+    assert result.node is not None
+    return [[str(i.profile) for i in sorted(g.instances, key=lambda i: i.placement)] for g in result.node.gpus]
+
+
+def codes(result: snapshot.Snapshot) -> list[str]:
+    return [reason.code for reason in result.reasons]
