@@ -98,20 +98,27 @@ async def _check(node: app.Node, wait: float) -> int:
 
 
 async def _watch(node: app.Node, interval: float) -> int:
-    """Draw until Ctrl-C. On a terminal in place, else one status after another."""
+    """Draw until Ctrl-C, which is how it is meant to end: 0 then."""
+    try:
+        while True:
+            await _draw(node)
+            await asyncio.sleep(max(interval, 0.1))
+    except asyncio.CancelledError:  # what asyncio.run makes of Ctrl-C
+        return errors.EXIT_OK
+
+
+async def _draw(node: app.Node) -> None:
+    """Draw the node once: on a terminal in place, else behind what was drawn before."""
     options = node.options
-    while True:
-        seen, sample, judged = await _look(node)
-        if options.output == "json":
-            out.document(render.status_document(seen, sample, judged), options.stdout)
-        elif options.output == "nvidia-smi" and seen.node is not None:
-            print(render.nvidia_smi(seen.node), file=options.stdout)
-        else:
-            text = render.status_table(seen, sample, judged)
-            if options.stdout.isatty():
-                width, height = shutil.get_terminal_size()
-                lines = [line[:width] for line in text.splitlines()[: height - 1]]
-                text = "\x1b[H\x1b[2J" + "\n".join(lines)
-            out.table(text, options.stdout, options.environ)
-        options.stdout.flush()
-        await asyncio.sleep(max(interval, 0.1))
+    seen, sample, judged = await _look(node)
+    if options.output == "json":
+        out.document(render.status_document(seen, sample, judged), options.stdout)
+    elif options.output == "nvidia-smi" and seen.node is not None:
+        print(render.nvidia_smi(seen.node), file=options.stdout, flush=True)
+    else:
+        text = render.status_table(seen, sample, judged)
+        if options.stdout.isatty():
+            width, height = shutil.get_terminal_size()
+            lines = [line[:width] for line in text.splitlines()[: height - 1]]
+            text = "\x1b[H\x1b[2J" + "\n".join(lines)
+        out.table(text, options.stdout, options.environ)
