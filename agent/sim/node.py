@@ -96,6 +96,10 @@ class SimulatedNode:
         """Reset these GPUs, all without any. Raises errors.ResetRefused naming who holds them."""
         self._host.reset_gpus(pci_bus_ids or [gpu.spec.pci_bus_id for gpu in self._machine.gpus])
 
+    def reset_holders(self) -> tuple[str, ...]:
+        """Return in words who would keep a reset from happening now."""
+        return self._machine.reset_holders(self._machine.gpus)
+
     def allow_reset(self, possible: bool) -> None:
         """Make resets possible or impossible from now on."""
         with self._store.change() as node:

@@ -114,7 +114,8 @@ class FileStore:
     def _write(self, *, durable: bool) -> None:
         data = json.dumps(state.to_json(self.node), separators=(",", ":")).encode()
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
-        self._counter[0] |= 1  # odd: whoever looks now must look at the file
+        seen = self._counter[0]
+        self._counter[0] = seen + 2 if seen & 1 else seen + 1  # odd: whoever looks now must look at the file
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             view = memoryview(data)
@@ -143,7 +144,8 @@ class FileStore:
 
     def refresh(self) -> None:
         """Read the file again if another process has changed it."""
-        if self._counter[0] == self._seen:
+        seen = self._counter[0]
+        if seen == self._seen and not seen & 1:
             return
         # A change of our own under way holds the mutex: what we have is newest enough until it ends.
         if not self._mutex.acquire(blocking=False):

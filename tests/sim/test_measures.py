@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -278,7 +279,7 @@ def test_gpm_tells_each_gpu_instance_apart(nvml: Open) -> None:
         N.nvmlGpuInstanceCreateComputeInstance(instance, 1)
         numbers.append(N.nvmlGpuInstanceGetInfo(instance).id)
     it.node.start_process(0, gpu_instance=numbers[0], activity=0.5)
-    busy, idle = (gpm(it, lambda s, n=n: N.nvmlGpmMigSampleGet(gpu, n, s), 1).value for n in numbers)
+    busy, idle = (gpm(it, functools.partial(N.nvmlGpmMigSampleGet, gpu, n), 1).value for n in numbers)
     assert 40 <= busy <= 60
     assert idle == 0
     whole = gpm(it, lambda s: N.nvmlGpmSampleGet(gpu, s), 1).value

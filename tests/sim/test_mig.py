@@ -118,7 +118,7 @@ def test_figures_are_those_of_the_facts(nvml: Open) -> None:
 def test_double_memory_reaches_its_multiprocessors_through_compute_profile_seven_only(nvml: Open) -> None:
     it = nvml("h100.80gb")
     gpu = it.enable()
-    counts = {}
+    counts: dict[str, int] = {}
     for compute in (0, 7):
         instance = N.nvmlDeviceCreateGpuInstance(gpu, 15)
         N.nvmlGpuInstanceCreateComputeInstance(instance, compute)
