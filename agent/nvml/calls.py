@@ -16,6 +16,7 @@ import pynvml
 from agent.nvml import errors as codes
 
 _local = threading.local()
+_counting = threading.Lock()
 counts: collections.Counter[str] = collections.Counter()
 """Calls per function since the process began; figures for the bench and for tests."""
 
@@ -30,14 +31,28 @@ MUTATING = frozenset({
 })  # fmt: skip
 
 
-class Record:
-    """What a lane's thread is doing: `call` is (function name, start on the monotonic clock) or None."""
+class Abandoned(BaseException):
+    """The lane of this thread was given up while a call was out: its job must not go on.
 
-    __slots__ = ("call", "gpu")
+    No Exception on purpose: nothing that handles driver errors on the way may swallow it, or a job
+    would go on changing a GPU long after everybody was told that it hangs.
+    """
+
+
+class Record:
+    """What a lane's thread is doing: `call` is (function name, start on the monotonic clock) or None.
+
+    `abandoned` is set by whoever gives the lane up; `changed` says that the job at hand has made a
+    call that changes the GPU.
+    """
+
+    __slots__ = ("abandoned", "call", "changed", "gpu")
 
     def __init__(self, gpu: str | None) -> None:
         self.gpu = gpu
         self.call: tuple[str, float] | None = None
+        self.abandoned = False
+        self.changed = False
 
 
 def attend(record: Record | None) -> None:
@@ -45,22 +60,37 @@ def attend(record: Record | None) -> None:
     _local.record = record
 
 
+def attended() -> Record | None:
+    """Return the record of this thread, None outside a lane."""
+    record: Record | None = getattr(_local, "record", None)
+    return record
+
+
 def call(name: str, *args: Any) -> Any:
     """Call pynvml's function `name`. Raises `agent.errors.CallError` kinds."""
     record: Record | None = getattr(_local, "record", None)
-    counts[name] += 1
+    gpu = None
     if record is not None:
+        if record.abandoned:
+            raise Abandoned
+        gpu = record.gpu
+        record.changed = record.changed or name in MUTATING
         record.call = (name, time.monotonic())
+    with _counting:
+        counts[name] += 1
     try:
         return getattr(pynvml, name)(*args)
     except pynvml.NVMLError as cause:
-        gpu = record.gpu if record is not None else None
         raise codes.translate(int(cause.value), name, gpu) from None
     except AttributeError:
         # This pynvml is older than the function.
-        raise codes.translate(13, name, record.gpu if record is not None else None) from None
+        if hasattr(pynvml, name):
+            raise
+        raise codes.translate(13, name, gpu) from None
     except UnicodeDecodeError:
-        raise codes.translate(999, name, record.gpu if record is not None else None) from None
+        raise codes.translate(999, name, gpu) from None
     finally:
         if record is not None:
             record.call = None
+            if record.abandoned:
+                raise Abandoned

@@ -55,6 +55,40 @@ _MEANINGS = {
 }
 
 
+_PURPOSES = {
+    "nvmlInit": "open the driver library",
+    "nvmlShutdown": "close the driver library",
+    "nvmlDeviceGetCount": "count the GPUs",
+    "nvmlDeviceGetHandleByPciBusId": "reach the GPU",
+    "nvmlDeviceGetHandleByIndex": "reach the GPU",
+    "nvmlDeviceGetUUID": "read the UUID",
+    "nvmlDeviceGetName": "read the name",
+    "nvmlDeviceGetPciInfo": "read the PCI address",
+    "nvmlDeviceGetMemoryInfo": "read the memory",
+    "nvmlDeviceGetMigMode": "read the MIG mode",
+    "nvmlDeviceSetMigMode": "change the MIG mode",
+    "nvmlDeviceGetGpuInstanceProfileInfo": "read the profiles",
+    "nvmlDeviceGetGpuInstancePossiblePlacements": "read the placements",
+    "nvmlDeviceGetGpuInstances": "list the GPU instances",
+    "nvmlDeviceGetGpuInstanceById": "find the GPU instance",
+    "nvmlGpuInstanceGetInfo": "read the GPU instance",
+    "nvmlGpuInstanceGetComputeInstanceProfileInfo": "read the compute profiles",
+    "nvmlGpuInstanceGetComputeInstances": "list the compute instances",
+    "nvmlGpuInstanceGetComputeInstanceById": "find the compute instance",
+    "nvmlComputeInstanceGetInfo_v2": "read the compute instance",
+    "nvmlDeviceCreateGpuInstanceWithPlacement": "create the GPU instance",
+    "nvmlGpuInstanceDestroy": "destroy the GPU instance",
+    "nvmlGpuInstanceCreateComputeInstance": "create the compute instance",
+    "nvmlGpuInstanceCreateComputeInstanceWithPlacement": "create the compute instance",
+    "nvmlComputeInstanceDestroy": "destroy the compute instance",
+    "nvmlDeviceGetComputeRunningProcesses_v3": "list the processes",
+}
+
+
+def _purpose(call: str) -> str:
+    return _PURPOSES.get(call, f"ask the driver for {call.removeprefix('nvml')}")
+
+
 def meaning(code: int) -> str:
     """Return what a return code says, for people."""
     return _MEANINGS.get(code, f"the driver answered code {code}, which is not a known one")
@@ -63,13 +97,12 @@ def meaning(code: int) -> str:
 def translate(code: int, call: str, gpu: str | None = None) -> errors.CallError:
     """Return our error for NVML code `code` of function `call` (on the GPU with UUID `gpu`)."""
     kind = _KINDS.get(code, errors.CallError)
-    what = call.removeprefix("nvml")
     on = f" on GPU {gpu}" if gpu else ""
-    return kind(f"cannot do {what}{on}: {meaning(code)} (NVML code {code})", call=call, code=code, gpu=gpu)
+    return kind(f"cannot {_purpose(call)}{on}: {meaning(code)} ({call} answered {code})", call=call, code=code, gpu=gpu)
 
 
 def hung(call: str, seconds: float, gpu: str | None = None) -> errors.Hung:
     """Return the error of a call that has not come back within `seconds`."""
     on = f" on GPU {gpu}" if gpu else ""
-    text = f"cannot finish {call.removeprefix('nvml')}{on}: the driver has not answered for {seconds:g} s"
+    text = f"cannot {_purpose(call)}{on}: the driver has not come back from {call} for {seconds:.1f} s"
     return errors.Hung(text, call=call, code=10, gpu=gpu)

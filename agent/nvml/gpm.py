@@ -1,12 +1,15 @@
-"""Activity by GPM (Hopper and later): two samples of a GPU or GPU instance, and what lies between.
+"""Activity of a GPU and of its GPU instances, from two GPM samples: Hopper and later.
 
-A sample is kept from one visit to the next, so a window is as long as the sampler's interval. A GPU
-instance that was remade keeps its id, so whoever knows of a change calls `drop`.
+A sample is taken in each visit and kept for the next, so a figure is the mean since the last visit.
+The driver gives a GPU instance made again its old id, so whoever owns these windows drops them on
+any change of the instances. Samples must be freed before the library is shut down.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pynvml
@@ -15,104 +18,126 @@ from agent import errors, measures
 from agent.nvml import calls
 
 SHORTEST = 0.1
-"""Seconds two samples must lie apart."""
+"""Seconds between two samples below which the driver has no figures."""
 LONGEST = 600.0
 """Seconds after which a kept sample is too old to say anything about now."""
 
-_IDS = {
-    "graphics": 1,
-    "sm": 2,
-    "sm_occupancy": 3,
-    "integer": 4,
-    "tensor": 5,
-    "dram": 10,
-    "fp64": 11,
-    "fp32": 12,
-    "fp16": 13,
+# NVML's metric ids; all of these are percent.
+_METRICS = {
+    1: "graphics",
+    2: "sm",
+    3: "sm_occupancy",
+    4: "integer",
+    5: "tensor",
+    10: "dram",
+    11: "fp64",
+    12: "fp32",
+    13: "fp16",
 }
 
 
-class Windows:
-    """Kept samples by (GPU, GPU instance or None). One GPU's are touched by its lane alone."""
+class _Window:
+    """Two samples of one thing; `taken` is when the older one was, None before the first."""
+
+    __slots__ = ("last", "newer", "older", "taken")
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, int | None], tuple[Any, float]] = {}
-        self._spare: dict[tuple[str, int | None], Any] = {}
-        self._unsupported: set[str] = set()
-
-    def supported(self, uuid: str, handle: Any) -> bool:
-        """Whether the GPU has GPM; asked once."""
-        if uuid in self._unsupported:
-            return False
-        if any(key[0] == uuid for key in self._kept):
-            return True
+        self.older: Any = calls.call("nvmlGpmSampleAlloc")
         try:
-            if bool(calls.call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice):
-                return True
-        except errors.NotSupported:
-            pass
-        self._unsupported.add(uuid)
-        return False
+            self.newer: Any = calls.call("nvmlGpmSampleAlloc")
+        except errors.CallError:
+            _free(self.older)
+            raise
+        self.taken: float | None = None
+        self.last: measures.Activity | None = None
 
-    def activity(self, uuid: str, handle: Any, instance: int | None) -> measures.Activity | None:
-        """Take a sample and return what happened since the last one; None on the first visit."""
-        key = (uuid, instance)
-        now = time.monotonic()
-        kept = self._kept.get(key)
-        if kept is not None and now - kept[1] < SHORTEST:
-            return None
-        # Two buffers a key take turns: allocating for each visit would be two calls more.
-        sample = self._spare.pop(key, None)
-        if sample is None:
-            sample = calls.call("nvmlGpmSampleAlloc")
+    def free(self) -> None:
+        _free(self.older)
+        _free(self.newer)
+
+
+class Windows:
+    """The windows of one GPU. For that GPU's lane only."""
+
+    def __init__(self, handle: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._handle = handle
+        self._clock = clock
+        self._windows: dict[int | None, _Window] = {}
+        self._question: Any = None
+
+    def activity(self, instance: int | None) -> measures.Activity | None:
+        """Return the activity of a GPU instance (None: of the GPU) since the last visit.
+
+        None in the first visit; a visit too soon after the last one gets that one's figures again.
+        Raises CallError where the driver refuses a sample.
+        """
+        window = self._windows.get(instance)
+        if window is None:
+            window = self._windows[instance] = _Window()
+        now = self._clock()
+        if window.taken is not None and now - window.taken < SHORTEST:
+            return window.last
         try:
             if instance is None:
-                calls.call("nvmlGpmSampleGet", handle, sample)
+                calls.call("nvmlGpmSampleGet", self._handle, window.newer)
             else:
-                calls.call("nvmlGpmMigSampleGet", handle, instance, sample)
+                calls.call("nvmlGpmMigSampleGet", self._handle, instance, window.newer)
+            fresh = window.taken is not None and now - window.taken <= LONGEST
+            window.last = self._between(window) if fresh else None
         except errors.CallError:
-            _free(sample)
+            self._drop(instance)
             raise
-        self._kept[key] = (sample, now)
-        if kept is None:
-            return None
-        self._spare[key] = kept[0]
-        return self._between(kept[0], sample) if now - kept[1] <= LONGEST else None
+        window.older, window.newer = window.newer, window.older
+        window.taken = now
+        return window.last
 
-    def _between(self, older: Any, newer: Any) -> measures.Activity:
-        # 19 kB: made for each question, as lanes run side by side.
-        request = pynvml.c_nvmlGpmMetricsGet_t()
-        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = len(_IDS)
-        request.sample1, request.sample2 = older, newer
-        for position, number in enumerate(_IDS.values()):
-            request.metrics[position].metricId = number
-        calls.call("nvmlGpmMetricsGet", request)
+    def keep(self, instances: Collection[int]) -> None:
+        """Drop the windows of GPU instances that are gone."""
+        for instance in [i for i in self._windows if i is not None and i not in instances]:
+            self._drop(instance)
+
+    def free(self) -> None:
+        """Free everything."""
+        for instance in list(self._windows):
+            self._drop(instance)
+
+    def _drop(self, instance: int | None) -> None:
+        window = self._windows.pop(instance, None)
+        if window is not None:
+            window.free()
+
+    def _between(self, window: _Window) -> measures.Activity:
+        # The structure has 19 kB and is the same for all questions.
+        question = self._question
+        if question is None:
+            question = self._question = pynvml.c_nvmlGpmMetricsGet_t()
+            question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+            question.numMetrics = len(_METRICS)
+            for number, metric in enumerate(_METRICS):
+                question.metrics[number].metricId = metric
+        question.sample1, question.sample2 = window.older, window.newer
+        calls.call("nvmlGpmMetricsGet", question)
         found: dict[str, float] = {}
-        for position, name in enumerate(_IDS):
-            metric = request.metrics[position]
-            if int(metric.nvmlReturn) == 0 and metric.value == metric.value:  # not NaN
-                found[name] = float(metric.value) / 100.0
+        for number, name in enumerate(_METRICS.values()):
+            answer = question.metrics[number]
+            value = float(answer.value)
+            if int(answer.nvmlReturn) == 0 and not math.isnan(value):
+                found[name] = min(1.0, max(0.0, value / 100))
         return measures.Activity(**found)
 
-    def drop(self, uuid: str) -> None:
-        """Forget the samples of a GPU, as its instances changed."""
-        for key in [key for key in self._kept if key[0] == uuid]:
-            _free(self._kept.pop(key)[0])
-        for key in [key for key in self._spare if key[0] == uuid]:
-            _free(self._spare.pop(key))
 
-    def release(self) -> None:
-        """Free all samples, before the library is shut down."""
-        for sample in [*(kept for kept, _ in self._kept.values()), *self._spare.values()]:
-            _free(sample)
-        self._kept.clear()
-        self._spare.clear()
-        self._unsupported.clear()
+def supported(handle: Any) -> bool:
+    """Whether this GPU has GPM. Raises CallError for what is no answer (lost, unknown)."""
+    try:
+        return bool(calls.call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice)
+    except (errors.NotSupported, errors.NoPermission, errors.InvalidArgument):
+        return False
 
 
 def _free(sample: Any) -> None:
     try:
         calls.call("nvmlGpmSampleFree", sample)
     except errors.CallError:
-        pass  # the library is gone, and the sample with it
+        pass  # it died with the session
+
+

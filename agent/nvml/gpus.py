@@ -1,8 +1,9 @@
 """The GPUs of this machine, as reconcile and the sampler are handed them: lanes, session, handles.
 
-Cards are taken anew whenever the session was opened again, and after a stale handle. A GPU whose
-lane is hung is told as hung without a call. What was known of a GPU is remembered, so that one that
-fell off the bus still has its name and place.
+A GPU is known by its place on the bus: the bus says which GPUs there are before the driver is asked,
+so each GPU's first call already runs in its own lane, and one that hangs or is lost keeps none of the
+others waiting. Handles die with the session and are then taken anew; one that went stale is taken
+anew once. A GPU that has fallen off keeps its name and place for as long as this process lives.
 """
 
 from __future__ import annotations
@@ -12,17 +13,22 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from agent import errors, log, measures, threads
 from agent.mig import node as nodes
 from agent.mig import plan as plans
-from agent.nvml import calls, catalog, lanes, measure, perform, session
+from agent.nvml import calls, catalog, lanes, measure, models, session
 from agent.nvml import events as watching
 from agent.nvml import observe as reading
+from agent.nvml import perform as acting
+
+T = TypeVar("T")
 
 NODE = "node"
 _DISPLAY = ("0x0300", "0x0302")
+_CLOSING = 0.3
+"""Seconds that closing may take: a stop is promised within three seconds in all."""
 
 
 class Machine(Protocol):
@@ -40,17 +46,27 @@ class Machine(Protocol):
         """Reset exactly these."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Found:
-    """All GPUs of one look: cards that answer, in the order of their addresses, and lost ones."""
+@dataclasses.dataclass(slots=True)
+class _Slot:
+    """A place on the bus. `card` is what is known of the GPU in it, with a handle of session `epoch`.
 
-    cards: tuple[reading.Card, ...]
-    lost: tuple[tuple[str, str], ...]
-    epoch: int
+    The lane of this name writes it, everybody reads it. `missing` says why there is no GPU any more.
+    """
+
+    bus: str
+    index: int = 0
+    card: reading.Card | None = None
+    epoch: int = 0
+    missing: str | None = None
+    pci_device_id: int = 0
+    name: str = ""
+    uuid: str = ""
 
 
 class NvmlGpus:
-    """See the module. `read_deadline` and `change_deadline` bound one NVML call, in seconds."""
+    """See the module. `read_deadline` and `change_deadline` bound one NVML call, in seconds; `clock`
+    gives Unix time. `on_returned` is told (on the event loop) the UUID of a GPU whose overdue call has
+    come back, so that it can be observed afresh."""
 
     def __init__(
         self,
@@ -63,41 +79,28 @@ class NvmlGpus:
     ) -> None:
         self._session = opened
         self._machine = machine
-        self._read = read_deadline
-        self._change = change_deadline
         self._clock = clock
         self._catalog = catalog.Catalog()
-        self._lanes = lanes.Lanes(on_returned=self._returned)
-        self._found: _Found | None = None
-        self._remembered: dict[str, reading.Card] = {}
-        self._last: dict[str, nodes.Gpu] = {}
+        self._lanes = lanes.Lanes(read_deadline=read_deadline, change_deadline=change_deadline, on_returned=self._returned)
+        self._slots: dict[str, _Slot] = {}
         self._meter = measure.Meter(self._catalog, clock=clock)
         self._events: watching.Watch | None = None
         self._delivering: list[Callable[[measures.Event], None]] = []
-        self._stale = False
+        self._released = False
         self.on_returned: Callable[[str], None] = lambda _: None
 
     # --- what is wanted of it by reconcile
 
     async def observe(self) -> nodes.NodeState:
-        """Read all GPUs side by side; see `agent.reconcile.gpus.Gpus`."""
-        found = await self._cards()
-        gpus = await asyncio.gather(*(self._observe(card, index) for index, card in self._ranked(found)))
-        if any(gpu is None for gpu in gpus):
-            # A stale handle: take all of them anew, once.
-            self._found = None
-            found = await self._cards(anew=True)
-            gpus = await asyncio.gather(*(self._observe(card, index) for index, card in self._ranked(found)))
-        told = [gpu for gpu in gpus if gpu is not None]
-        told += [self._lost(index, bus, why) for index, (bus, why) in self._ranked_lost(found)]
+        """Read all GPUs side by side; see `agent.reconcile.gpus.Gpus`. Raises DriverError, also where
+        MIG instances are told to root only."""
+        await self._look()
+        slots = sorted(self._slots.values(), key=lambda slot: slot.index)
+        gpus = await asyncio.gather(*(self._observe(slot) for slot in slots))
+        self._start_events()
         versions = self._session.versions
-        for gpu in told:
-            old = self._last.get(gpu.uuid)
-            if old is not None and [(i.id, i.compute) for i in old.instances] != [(i.id, i.compute) for i in gpu.instances]:
-                self._meter.forget(gpu.uuid)
-        self._last = {gpu.uuid: gpu for gpu in told}
         return nodes.NodeState(
-            gpus=tuple(sorted(told, key=lambda g: g.index)),
+            gpus=tuple(gpus),
             driver_version=versions.driver if versions else "",
             nvml_version=versions.nvml if versions else "",
             cuda_version=versions.cuda if versions else "",
@@ -107,51 +110,55 @@ class NvmlGpus:
 
     async def observe_gpu(self, uuid: str) -> nodes.Gpu:
         """Read one GPU afresh."""
-        found = await self._cards()
-        for _ in range(2):
-            for index, card in self._ranked(found):
-                if card.uuid == uuid:
-                    gpu = await self._observe(card, index)
-                    if gpu is not None:
-                        self._last[uuid] = gpu
-                        return gpu
-            found = await self._cards(anew=True)
-        raise errors.NotFound(f"cannot find GPU {uuid}: the driver no longer shows it", call="observe", code=6, gpu=uuid)
+        return await self._observe(await self._slot(uuid))
 
     async def perform(self, uuid: str, step: plans.Step) -> None:
         """Do one step and verify it."""
-        card = await self._card(uuid)
-        self._meter.forget(uuid)
-        await self._lanes.run(
-            uuid, lambda: perform.perform(card, step, self._catalog), deadline=self._change, gpu=uuid
-        )
+        slot = await self._slot(uuid)
+
+        def work(card: reading.Card) -> None:
+            try:
+                acting.perform(card, step, self._catalog)
+            finally:
+                # Behind the step, not before it: a visit of the sampler may have come in between.
+                self._meter.forget(uuid)
+
+        await self._in_lane(slot, work)
 
     async def release(self) -> None:
-        """Close the session, so that a reset is not refused for our own sake."""
+        """Let go of the driver, so that a reset is not refused for our own sake; nothing is asked of it
+        before `retake`. Raises BlockedError when a call has not come back."""
         if self._lanes.hung():
-            raise errors.BlockedError("cannot let go of the driver: a call to it has not come back")
-        await self._stop_events()
-        await self._lanes.run(NODE, self._close, deadline=self._read)
+            raise errors.BlockedError(f"cannot let go of the driver: a call on {', '.join(self.hung())} has not come back")
+        self._released = True
+        try:
+            await self._let_go()
+        except errors.GpunodeError:
+            self._released = False
+            raise
 
     async def retake(self) -> None:
-        """Open the session again; handles are taken when next needed."""
-        self._found = None
-        await self._lanes.run(NODE, self._session.open, deadline=self._read)
+        """Open the session again and take every handle anew. Raises DriverError."""
+        self._released = False
+        await self._look()
+        await asyncio.gather(*(self._observe(slot) for slot in self._slots.values()))
         self._start_events()
 
     async def reset(self, uuids: Sequence[str]) -> None:
-        """Reset exactly these GPUs."""
-        buses = [self._remembered[uuid].pci_bus_id for uuid in uuids]
-        await threads.run(lambda: self._machine.reset_gpus(buses), name="reset")
+        """Reset exactly these GPUs. Raises ResetRefused."""
+        addresses = []
+        for uuid in uuids:
+            slot = self._by_uuid(uuid)
+            if slot is None:
+                raise errors.ResetRefused(f"cannot reset GPU {uuid}: its place on the bus is not known")
+            addresses.append(slot.card.pci_bus_id if slot.card is not None else slot.bus)
+        await threads.run(lambda: self._machine.reset_gpus(addresses), name="reset")
 
     # --- what is wanted of it by the sampler
 
     def known(self) -> tuple[str, ...]:
         """UUIDs of the GPUs by index, as of the last look."""
-        if self._last:
-            return tuple(g.uuid for g in sorted(self._last.values(), key=lambda g: g.index))
-        found = self._found
-        return tuple(card.uuid for card in found.cards) if found else ()
+        return tuple(slot.uuid for slot in sorted(self._slots.values(), key=lambda slot: slot.index) if slot.uuid)
 
     def versions(self) -> measures.Versions | None:
         """Versions of driver and library; None while there is none."""
@@ -163,24 +170,16 @@ class NvmlGpus:
         return self._session.initializations
 
     async def measure(self, uuid: str, *, slow: bool) -> measures.GpuSample:
-        """Visit one GPU once."""
-        known = self._remembered.get(uuid)
-        last = self._last.get(uuid)
-        index = last.index if last is not None else 0
-        hung = self._lanes.hung_call(uuid)
-        if hung is not None:
-            return self._down(uuid, index, f"{hung[0]} has not come back for {hung[1]:.0f} s")
+        """Visit one GPU once. One that does not answer comes back with `up` False."""
+        slot = self._by_uuid(uuid)
         try:
-            card = await self._card(uuid)
-            return await self._lanes.run(
-                uuid, lambda: self._meter.visit(card, index, slow=slow), deadline=self._read, gpu=uuid
-            )
-        except (errors.InvalidArgument, errors.Unready) as cause:
-            self._stale = True
-            return self._down(uuid, index, str(cause))
+            if slot is None:
+                slot = await self._slot(uuid)
+            index = slot.index
+            return await self._in_lane(slot, lambda card: self._meter.visit(card, index, slow=slow))
         except errors.GpunodeError as cause:
-            log.debug("a GPU was not measured", gpu=uuid, cause=cause, known=known is not None)
-            return self._down(uuid, index, str(cause))
+            log.debug("a GPU was not measured", gpu=uuid, cause=cause)
+            return self._down(slot, uuid, str(cause))
 
     def watch(self, deliver: Callable[[measures.Event], None]) -> Callable[[], None]:
         """Deliver every NVML event (from the events thread); returns a stop function."""
@@ -190,6 +189,8 @@ class NvmlGpus:
         def stop() -> None:
             if deliver in self._delivering:
                 self._delivering.remove(deliver)
+            if not self._delivering and self._events is not None:
+                self._events.end()
 
         return stop
 
@@ -201,11 +202,11 @@ class NvmlGpus:
         return bool(self._lanes.hung())
 
     def hung(self) -> tuple[str, ...]:
-        """UUIDs of GPUs (or "node") whose driver call has not come back."""
-        return self._lanes.hung()
+        """UUIDs of GPUs (the PCI address where none is known yet, or "node") whose call has not come back."""
+        return tuple(self._named(key) for key in self._lanes.hung())
 
     def calls(self) -> dict[str, int]:
-        """Calls per NVML function since the process began."""
+        """Calls per pynvml function since the process began."""
         return dict(calls.counts)
 
     @property
@@ -214,56 +215,71 @@ class NvmlGpus:
         return self._events is not None and self._events.up
 
     async def close(self) -> None:
-        """Let go of the driver, unless a call to it hangs."""
-        await self._stop_events()
-        if not self._lanes.hung() and self._session.is_open:
-            try:
-                async with asyncio.timeout(1.0):
-                    await self._lanes.run(NODE, self._close, deadline=0.9)
-            except (TimeoutError, errors.GpunodeError):
-                pass  # the process is ending anyway
+        """Let go of the driver, unless a call to it is out; takes at most a moment."""
+        self._released = True
+        try:
+            async with asyncio.timeout(_CLOSING):
+                if not self._lanes.hung():
+                    await self._let_go()
+        except (TimeoutError, errors.GpunodeError) as cause:
+            log.debug("the driver is left to the end of the process", cause=cause)
         self._lanes.close()
 
-    def _close(self) -> None:
-        self._meter.release()
-        self._session.close()
+    async def _let_go(self) -> None:
+        """Stop events, free samples (each GPU's in its lane) and close the session."""
+        events, self._events = self._events, None
+        if events is not None and not await threads.run(lambda: events.stop(_CLOSING), name="events-stop"):
+            raise errors.BlockedError("cannot let go of the driver: the wait for its events has not come back")
+        if not self._session.is_open:
+            return
+        for slot in list(self._slots.values()):
+            uuid = slot.uuid
+            if slot.card is not None and slot.epoch == self._session.epoch:
+                await self._lanes.run(slot.bus, lambda uuid=uuid: self._meter.release(uuid), gpu=uuid)  # type: ignore[misc]
+        await self._lanes.run(NODE, self._session.close)
 
     def _returned(self, key: str) -> None:
-        self._found = None
-        self.on_returned(key)
+        slot = self._slots.get(key)
+        if slot is not None:
+            slot.epoch = 0  # observed afresh means with a fresh handle
+            if slot.uuid:
+                self._meter.forget(slot.uuid)
+        self.on_returned(self._named(key))
 
-    # --- cards
+    def _named(self, key: str) -> str:
+        slot = self._slots.get(key)
+        return slot.uuid or key if slot is not None else key
 
-    async def _cards(self, *, anew: bool = False) -> _Found:
+    # --- which GPUs there are
+
+    async def _look(self) -> None:
+        """Bring the slots up to date with bus and driver; opens the session where it is closed."""
+        self._refuse_released()
         if NODE in self._lanes.hung():
             raise errors.DriverError("the NVIDIA driver cannot be used: a call to it has not come back")
-        if anew or self._stale:
-            self._found = None
-            self._stale = False
-        if self._found is not None and self._found.epoch == self._session.epoch and self._session.is_open:
-            return self._found
-        hung = set(self._lanes.hung())
         try:
-            found = await self._lanes.run(NODE, lambda: self._take(hung), deadline=self._read)
-        except errors.Hung as cause:
+            there = await self._lanes.run(NODE, self._there)
+        except errors.CallError as cause:
             raise errors.DriverError(f"the NVIDIA driver cannot be used: {cause}") from cause
-        self._found = found
-        for card in found.cards:
-            old = self._remembered.get(card.uuid)
-            if old is not None:
-                card.mig_uuids.update(old.mig_uuids)
-            self._remembered[card.uuid] = card
-        self._start_events()
-        return found
+        for bus in there:
+            slot = self._slots.setdefault(bus, _Slot(bus))
+            slot.missing = None
+        for bus in list(self._slots.keys() - set(there)):
+            slot = self._slots[bus]
+            if slot.card is None and not slot.uuid:
+                del self._slots[bus]
+            else:
+                slot.missing = "it has left the bus"
+        for rank, bus in enumerate(sorted(self._slots)):
+            self._slots[bus].index = rank
 
-    def _take(self, hung: set[str]) -> _Found:
-        """Open the session if need be and take every handle. In the node's lane.
+    def _refuse_released(self) -> None:
+        if self._released:
+            raise errors.DriverError("the NVIDIA driver is let go of for the moment, as a GPU is being reset")
 
-        A GPU with a hung call is not touched: what was known of it is used.
-        """
+    def _there(self) -> tuple[str, ...]:
+        """Return the addresses of all GPUs. In the node's lane."""
         self._session.open()
-        versions = self._session.versions
-        driver = versions.driver if versions else ""
         try:
             count = int(calls.call("nvmlDeviceGetCount"))
         except errors.Unready:
@@ -271,30 +287,17 @@ class NvmlGpus:
             self._session.close()
             self._session.open()
             count = int(calls.call("nvmlDeviceGetCount"))
-        cards = [card for uuid, card in self._remembered.items() if uuid in hung]
-        kept = {address(card.pci_bus_id) for card in cards}
-        problems: list[str] = []
-        for index in range(count):
-            try:
-                handle = calls.call("nvmlDeviceGetHandleByIndex", index)
-                if kept and address(reading.bus_id(handle)) in kept:
-                    continue
-                cards.append(reading.card(handle, driver))
-            except errors.CallError as cause:
-                problems.append(str(cause))
-        there = {address(card.pci_bus_id) for card in cards}
-        lost = [
-            (bus, problems.pop(0) if problems else "it is on the bus, and the driver does not show it")
-            for bus in self._on_bus()
-            if bus not in there
-        ]
-        told = {bus for bus, _ in lost}
-        for card in self._remembered.values():
-            bus = address(card.pci_bus_id)
-            if bus not in there and bus not in told:
-                lost.append((bus, "it has left the bus"))
-        lost += [(f"unknown-{number}", problem) for number, problem in enumerate(problems)]
-        return _Found(tuple(sorted(cards, key=lambda c: address(c.pci_bus_id))), tuple(lost), self._session.epoch)
+        found = set(self._on_bus())
+        if count > len(found):
+            # A container may not show the bus. Ask the driver then, in this lane for want of another.
+            for index in range(count):
+                try:
+                    found.add(address(reading.pci_address(calls.call("nvmlDeviceGetHandleByIndex", index))))
+                except errors.Unready:
+                    raise
+                except errors.CallError as cause:
+                    log.warning("a GPU cannot be reached and its place is not known", number=index, cause=cause)
+        return tuple(sorted(found))
 
     def _on_bus(self) -> list[str]:
         """Addresses of NVIDIA GPUs by sysfs, those bound to another driver left out."""
@@ -314,47 +317,155 @@ class NvmlGpus:
                 found.append(address(device.name))
         return found
 
-    def _ranks(self, found: _Found) -> dict[str, int]:
-        buses = sorted({address(c.pci_bus_id) for c in found.cards} | {bus for bus, _ in found.lost})
-        return {bus: rank for rank, bus in enumerate(buses)}
+    def _by_uuid(self, uuid: str) -> _Slot | None:
+        for slot in self._slots.values():
+            if slot.uuid == uuid:
+                return slot
+        return None
 
-    def _ranked(self, found: _Found) -> list[tuple[int, reading.Card]]:
-        ranks = self._ranks(found)
-        return [(ranks[address(card.pci_bus_id)], card) for card in found.cards]
+    async def _slot(self, uuid: str) -> _Slot:
+        """Return the slot of a GPU; looks for it when it is not known. Raises NotFound."""
+        self._refuse_released()
+        slot = self._by_uuid(uuid)
+        if slot is None:
+            await self.observe()
+            slot = self._by_uuid(uuid)
+        if slot is None:
+            raise errors.NotFound(f"cannot find GPU {uuid}: there is no such GPU here", call="observe", code=6, gpu=uuid)
+        return slot
 
-    def _ranked_lost(self, found: _Found) -> list[tuple[int, tuple[str, str]]]:
-        ranks = self._ranks(found)
-        return [(ranks[bus], (bus, why)) for bus, why in found.lost]
+    # --- working on one
 
-    async def _card(self, uuid: str) -> reading.Card:
-        found = await self._cards()
-        for card in found.cards:
-            if card.uuid == uuid:
-                return card
-        raise errors.Lost(f"cannot reach GPU {uuid}: the driver no longer shows it", call="handle", code=15, gpu=uuid)
+    async def _in_lane(self, slot: _Slot, work: Callable[[reading.Card], T]) -> T:
+        """Run `work` with the card of a slot in its lane. Raises CallError kinds and DriverError.
 
-    async def _observe(self, card: reading.Card, index: int) -> nodes.Gpu | None:
-        """Read one GPU; None says that its handle is dead."""
+        A stale handle is taken anew once, a dead session opened once, unless something was changed.
+        """
+        self._refuse_released()
+        if slot.missing is not None:
+            raise errors.Lost(f"cannot reach GPU {slot.uuid}: {slot.missing}", call="handle", code=15, gpu=slot.uuid)
+        began = self._session.epoch
+        changed = False
+
+        def job() -> T:
+            nonlocal changed
+            record = calls.attended()
+            assert record is not None
+            for attempt in range(2):
+                try:
+                    return work(self._card(slot, record))
+                except errors.InvalidArgument:
+                    slot.epoch = 0
+                    if attempt or record.changed:
+                        raise
+                finally:
+                    changed = record.changed
+            raise AssertionError("the loop returns or raises")
+
         try:
-            return await self._lanes.run(
-                card.uuid,
-                lambda: reading.observe(card, index, self._catalog, self._name),
-                deadline=self._read,
-                gpu=card.uuid,
-            )
-        except errors.Hung as cause:
-            return reading.blank(card, index, nodes.GpuState.HUNG, str(cause))
-        except (errors.InvalidArgument, errors.Unready) as cause:
-            if self._stale:
-                return reading.blank(card, index, nodes.GpuState.ERROR, str(cause))
-            return None
+            return await self._lanes.run(slot.bus, job, gpu=slot.uuid or None)
+        except errors.Unready:
+            if changed:
+                raise
+        await self._look_again(began)
+        return await self._lanes.run(slot.bus, job, gpu=slot.uuid or None)
 
-    def _lost(self, index: int, bus: str, why: str) -> nodes.Gpu:
-        for card in self._remembered.values():
-            if address(card.pci_bus_id) == bus:
-                return reading.blank(card, index, nodes.GpuState.LOST, why)
+    async def _look_again(self, epoch: int) -> None:
+        """Open a session that has died; others may have done so already."""
+
+        def again() -> None:
+            if self._session.epoch == epoch:
+                self._session.close()
+            self._session.open()
+
+        self._refuse_released()
+        await self._lanes.run(NODE, again)
+
+    def _card(self, slot: _Slot, record: calls.Record) -> reading.Card:
+        """Return the card of a slot with a living handle. In its lane."""
+        card = slot.card
+        if card is not None and slot.epoch == self._session.epoch and self._session.is_open:
+            return card
+        versions = self._session.versions
+        epoch = self._session.epoch
+        try:
+            handle = calls.call("nvmlDeviceGetHandleByPciBusId", slot.bus)
+        except (errors.NotFound, errors.InvalidArgument) as cause:
+            raise errors.Lost(
+                f"cannot reach GPU {slot.uuid or slot.bus}: it is on the bus, and the driver does not show it",
+                call=cause.call,
+                code=15,
+                gpu=slot.uuid or None,
+            ) from cause
+        fresh = reading.card(handle, versions.driver if versions else "")
+        if card is not None and card.uuid == fresh.uuid:
+            fresh.mig_uuids.update(card.mig_uuids)
+        record.gpu = fresh.uuid
+        slot.card, slot.epoch, slot.uuid = fresh, epoch, fresh.uuid
+        return fresh
+
+    async def _observe(self, slot: _Slot) -> nodes.Gpu:
+        """Read one GPU; whatever is wrong with it is told in the answer. Raises DriverError only."""
+        if slot.missing is not None:
+            return self._blank(slot, nodes.GpuState.LOST, slot.missing)
+        index = slot.index
+        try:
+            return await self._in_lane(slot, lambda card: reading.observe(card, index, self._catalog, self._name))
+        except errors.NoPermission as cause:
+            raise errors.DriverError(f"the MIG instances of this node cannot be read: that needs root ({cause})") from cause
+        except errors.Hung as cause:
+            return self._blank(slot, nodes.GpuState.HUNG, str(cause))
+        except errors.Lost as cause:
+            return self._blank(slot, nodes.GpuState.LOST, str(cause))
+        except errors.CallError as cause:
+            return self._blank(slot, nodes.GpuState.ERROR, str(cause))
+
+    def _blank(self, slot: _Slot, state: nodes.GpuState, problem: str) -> nodes.Gpu:
+        """Return a GPU of which only the identity is known, from what was or the kernel knows."""
+        if slot.card is not None:
+            return reading.blank(slot.card, slot.index, state, problem)
+        self._identify(slot)
         return nodes.Gpu(
-            index=index, uuid=f"unknown-{bus}", pci_bus_id=bus, name="", model="", state=nodes.GpuState.LOST, problem=why
+            index=slot.index,
+            uuid=slot.uuid,
+            pci_bus_id=slot.bus,
+            name=slot.name,
+            model=models.key(slot.pci_device_id, name=slot.name, memory_bytes=0) if slot.pci_device_id else "",
+            state=state,
+            problem=problem,
+            pci_device_id=slot.pci_device_id,
+        )
+
+    def _identify(self, slot: _Slot) -> None:
+        """Learn of a GPU that the driver library does not show what the kernel shows of it."""
+        if slot.uuid:
+            return
+        try:
+            slot.pci_device_id = int(self._machine.path(f"/sys/bus/pci/devices/{slot.bus}/device").read_text(), 16) << 16 | 0x10DE
+        except (OSError, ValueError):
+            pass
+        try:
+            lines = self._machine.path(f"/proc/driver/nvidia/gpus/{slot.bus}/information").read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        slot.name = told.get("Model", "")
+        uuid = told.get("GPU UUID", "")
+        # The kernel prints question marks while it has not read it.
+        slot.uuid = uuid if uuid.startswith("GPU-") and "?" not in uuid else f"unknown-{slot.bus}"
+
+    def _down(self, slot: _Slot | None, uuid: str, problem: str) -> measures.GpuSample:
+        card = slot.card if slot is not None else None
+        return measures.GpuSample(
+            index=slot.index if slot is not None else 0,
+            uuid=uuid,
+            pci_bus_id=card.pci_bus_id if card else slot.bus if slot is not None else "",
+            name=card.name if card else slot.name if slot is not None else "",
+            up=False,
+            taken=self._clock(),
+            minor=card.minor if card else None,
+            architecture=card.architecture.lower() or None if card else None,
+            problem=problem,
         )
 
     def _name(self, pid: int) -> str:
@@ -363,30 +474,22 @@ class NvmlGpus:
         except OSError:
             return "?"
 
-    def _down(self, uuid: str, index: int, problem: str) -> measures.GpuSample:
-        card = self._remembered.get(uuid)
-        return measures.GpuSample(
-            index=index,
-            uuid=uuid,
-            pci_bus_id=card.pci_bus_id if card else "",
-            name=card.name if card else "",
-            up=False,
-            taken=self._clock(),
-            minor=card.minor if card else None,
-            architecture=card.architecture or None if card else None,
-            problem=problem,
-        )
-
     # --- events
 
     def _start_events(self) -> None:
-        if not self._delivering or not self._session.is_open or self._found is None:
+        if not self._delivering or not self._session.is_open or self._released:
             return
-        if self._events is not None and self._events.epoch == self._session.epoch:
+        if self._events is not None and self._events.epoch == self._session.epoch and not self._events.ended:
             return
-        cards = [(card.handle, card.uuid) for card in self._found.cards if card.uuid not in self._lanes.hung()]
-        self._events = watching.Watch(cards, self._deliver, epoch=self._session.epoch)
-        self._events.start()
+        hung = self._lanes.hung()
+        cards = [
+            (slot.card.handle, slot.uuid)
+            for slot in self._slots.values()
+            if slot.card is not None and slot.epoch == self._session.epoch and slot.bus not in hung and slot.missing is None
+        ]
+        if cards:
+            self._events = watching.Watch(cards, self._deliver, epoch=self._session.epoch)
+            self._events.start()
 
     def _deliver(self, event: measures.Event) -> None:
         if event.kind == "mig-config-change":
@@ -394,14 +497,8 @@ class NvmlGpus:
         for deliver in list(self._delivering):
             deliver(event)
 
-    async def _stop_events(self) -> None:
-        events, self._events = self._events, None
-        if events is not None:
-            await threads.run(lambda: events.stop(1.0), name="events-stop")
-
 
 def address(bus_id: str) -> str:
     """Return a PCI address in sysfs's form: NVML writes an eight-digit domain and upper case."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:]}:{rest}" if rest else bus_id.lower()
-

@@ -3,9 +3,9 @@
 A whole job (a GPU's sample, a step) is handed to a lane, not a call: a hop between threads costs
 fifty times what a call does. Before each call the thread notes its name and start (`calls.Record`),
 and one timer on the event loop judges deadlines by that. An overdue lane is hung: waiting jobs fail
-at once and new ones are refused; when the call does come back its answer is dropped, the lane is
-usable again and `on_returned` is told. Threads are daemons and never joined: a thread inside the
-driver would keep the process.
+at once and new ones are refused; when the call does come back its answer is dropped, its job ends
+there (`calls.Abandoned`), the lane is usable again and `on_returned` is told. Threads are daemons and
+never joined: a thread inside the driver would keep the process.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class _Lane:
                 if self.closed:
                     return
                 job = self.queue.popleft()
+                if job.future.cancelled():
+                    continue  # nobody waits for it any more, and it has not begun
                 self.current = job
+                self.record.changed = False
             result: Any = None
             error: BaseException | None = None
             try:
@@ -72,8 +75,8 @@ class _Lane:
                 self.current = None
                 late = job.generation != self.generation
                 was_hung = self.hung
-                if was_hung is not None:
-                    self.hung = None
+                self.hung = None
+                self.record.abandoned = False
             if late or was_hung is not None:
                 self.owner.returned(self.key)
             else:
@@ -81,20 +84,31 @@ class _Lane:
 
 
 class Lanes:
-    """Lanes by key, made when first used. All methods are for the event loop's thread."""
+    """Lanes by key, made when first used. All methods are for the event loop's thread.
 
-    def __init__(self, *, on_returned: Callable[[str], None] = lambda _: None) -> None:
+    `read_deadline` and `change_deadline` bound one call that reads or changes, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        read_deadline: float = 30.0,
+        change_deadline: float = 60.0,
+        on_returned: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._lanes: dict[str, _Lane] = {}
-        self._deadlines: dict[str, tuple[float, float]] = {}
+        self._read = read_deadline
+        self._change = change_deadline
+        self._tick = min(TICK, read_deadline / 2, change_deadline / 2)
         self._on_returned = on_returned
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def run(self, key: str, work: Callable[[], T], *, deadline: float, gpu: str | None = None) -> T:
-        """Run `work` in the lane `key` and return what it does.
+    async def run(self, key: str, work: Callable[[], T], *, gpu: str | None = None) -> T:
+        """Run `work` in the lane `key` and return what it does. `gpu` names the GPU in errors.
 
-        `deadline` bounds each single NVML call within it, in seconds. Raises errors.Hung when one
-        runs past it, or at once when the lane is hung already.
+        Raises errors.Hung when one of its calls runs past its deadline, or at once when the lane is
+        hung already.
         """
         self._loop = asyncio.get_running_loop()
         lane = self._lanes.get(key)
@@ -104,10 +118,11 @@ class Lanes:
         with lane.condition:
             if lane.hung is not None:
                 raise codes.hung(lane.hung[0], time.monotonic() - lane.hung[1], lane.record.gpu)
+            if gpu is not None:
+                lane.record.gpu = gpu
             lane.queue.append(_Job(work, future, lane.generation))
             lane.condition.notify()
-        self._deadlines[key] = (deadline, time.monotonic())
-        self._arm(min(TICK, deadline))
+        self._arm(self._tick)
         return await future
 
     def hung(self) -> tuple[str, ...]:
@@ -121,14 +136,23 @@ class Lanes:
             return None
         return lane.hung[0], time.monotonic() - lane.hung[1]
 
+    def busy(self) -> tuple[str, ...]:
+        """Return the keys of the lanes that have work, hung ones included."""
+        return tuple(key for key, lane in self._lanes.items() if lane.current is not None or lane.queue)
+
     def close(self) -> None:
-        """Let all threads end that can; those inside the driver are left."""
+        """Let all threads end that can; those inside the driver are left, and count as hung from now on."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for lane in self._lanes.values():
             with lane.condition:
                 lane.closed = True
+                noted = lane.record.call
+                if lane.hung is None and lane.current is not None and noted is not None:
+                    lane.hung = noted
+                    lane.generation += 1
+                    lane.record.abandoned = True
                 waiting = list(lane.queue)
                 lane.queue.clear()
                 lane.condition.notify()
@@ -173,16 +197,16 @@ class Lanes:
         self._timer = None
         busy = False
         now = time.monotonic()
-        for key, lane in self._lanes.items():
+        for lane in self._lanes.values():
             with lane.condition:
                 if lane.hung is not None or (lane.current is None and not lane.queue):
                     continue
                 busy = True
                 noted = lane.record.call
-                deadline = self._deadlines[key][0]
-                if noted is None or now - noted[1] < deadline:
+                if noted is None or now - noted[1] < self._deadline(noted[0]):
                     continue
                 lane.hung = noted
+                lane.record.abandoned = True
                 lane.generation += 1
                 failed = [job for job in (lane.current, *lane.queue) if job is not None]
                 lane.queue.clear()
@@ -191,4 +215,7 @@ class Lanes:
                 if not job.future.done():
                     job.future.set_exception(codes.hung(noted[0], now - noted[1], lane.record.gpu))
         if busy:
-            self._arm(TICK)
+            self._arm(self._tick)
+
+    def _deadline(self, call: str) -> float:
+        return self._change if call in calls.MUTATING else self._read

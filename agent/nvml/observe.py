@@ -76,7 +76,7 @@ def card(handle: Any, driver: str) -> Card:
     )
 
 
-def bus_id(handle: Any) -> str:
+def pci_address(handle: Any) -> str:
     """Return the PCI address of the GPU behind `handle` as NVML writes it."""
     return _decoded(calls.call("nvmlDeviceGetPciInfo", handle).busId)
 
@@ -122,11 +122,12 @@ def blank(known: Card, index: int, state: nodes.GpuState, problem: str) -> nodes
 
 
 def observe(known: Card, index: int, offers: catalog.Catalog, names: Names) -> nodes.Gpu:
-    """Read the GPU. One that is lost or answers nonsense comes back marked so; raises only
-    InvalidArgument and Unready, which say that the handle is dead."""
+    """Read the GPU. One that is lost or answers nonsense comes back marked so. Raises InvalidArgument
+    and Unready, which say that the handle is dead, and NoPermission where instances are told to root
+    only."""
     try:
         return _observe(known, index, offers, names)
-    except (errors.InvalidArgument, errors.Unready):
+    except (errors.InvalidArgument, errors.Unready, errors.NoPermission):
         raise
     except errors.Lost as cause:
         return blank(known, index, nodes.GpuState.LOST, str(cause))
@@ -145,13 +146,11 @@ def _observe(known: Card, index: int, offers: catalog.Catalog, names: Names) -> 
     kind = known.kind(mig=mode.current)
     told = offers.offers(known.handle, kind, known.model)
     using = _holders(known.handle, names)
-    instances: tuple[nodes.GpuInstance, ...] = ()
+    there: tuple[nodes.GpuInstance, ...] = ()
     if mode.current:
-        instances = tuple(
-            sorted(_instances(known, kind, told, offers, using), key=lambda i: (i.placement, i.id))
-        )
+        there = tuple(instances(known, kind, told, offers, using))
         told = offers.offers(known.handle, kind, known.model)  # compute profiles may just have been learnt
-    placed = {(i.id, c.id) for i in instances for c in i.compute} | {(i.id, None) for i in instances}
+    placed = {(i.id, c.id) for i in there for c in i.compute} | {(i.id, None) for i in there}
     rest = tuple(h for key, found in using.items() if key not in placed for h in found)
     return dataclasses.replace(
         gpu,
@@ -160,7 +159,7 @@ def _observe(known: Card, index: int, offers: catalog.Catalog, names: Names) -> 
         resetless=known.resetless,
         geometry_unknown=_geometry_unknown(known, told, mode),
         offers=told,
-        instances=instances,
+        instances=there,
         holders=rest,
     )
 
@@ -187,7 +186,7 @@ def _holders(handle: Any, names: Names) -> dict[tuple[int | None, int | None], l
         except (errors.NotSupported, errors.NoPermission):
             continue
         for process in processes:
-            gi, ci = _id(process.gpuInstanceId), _id(process.computeInstanceId)
+            gi, ci = instance_id(process.gpuInstanceId), instance_id(process.computeInstanceId)
             pid = int(process.pid)
             if (pid, gi, ci) in seen:
                 continue
@@ -196,7 +195,7 @@ def _holders(handle: Any, names: Names) -> dict[tuple[int | None, int | None], l
     return found
 
 
-def _id(number: Any) -> int | None:
+def instance_id(number: Any) -> int | None:
     return None if number is None or int(number) == _WHOLE else int(number)
 
 
@@ -220,13 +219,15 @@ def _list(call: str, parent: Any, profile_id: int, room: int, entry: type[Any]) 
     return [buffer[i] for i in range(count.value)]
 
 
-def _instances(
+def instances(
     known: Card,
     kind: catalog.Kind,
     told: tuple[nodes.ProfileOffer, ...],
     offers: catalog.Catalog,
     using: dict[tuple[int | None, int | None], list[nodes.Holder]],
 ) -> list[nodes.GpuInstance]:
+    """Read the GPU instances with their compute instances, by placement. `told` are the GPU's offers,
+    `using` who has processes, by (GPU instance, compute instance). Raises CallError."""
     found = []
     for offer in told:
         for handle in handles(known.handle, offer):
@@ -250,7 +251,7 @@ def _instances(
         dataclasses.replace(
             i, compute=tuple(dataclasses.replace(c, uuid=known.mig_uuids.get((i.id, c.id))) for c in i.compute)
         )
-        for i in found
+        for i in sorted(found, key=lambda i: (i.placement, i.id))
     ]
 
 
