@@ -20,6 +20,8 @@ from agent.settings import bottlerocket, document, migparted, model, tables, tom
 CONFIG_FILE = "etc/gpunode/config.toml"
 CONFIG_DIRECTORY = "etc/gpunode/config.d"
 ENVIRONMENT = "GPUNODE_"
+TOLD = 100
+"""How many problems are told at most."""
 
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _LISTS = ("mode_change", "release_before_reset", "listen")
@@ -81,9 +83,10 @@ def load(request: Request) -> model.Settings:
             ec2 = _ec2(request, problems, reads)
         layers = [host, ec2, container, config, *above]
     request.seen.files = tuple(dict.fromkeys(reads))
-    if any(problem.is_error for problem in problems):
-        raise errors.SettingsError(tuple(dict.fromkeys(problems)))
-    return _merge(layers, view, tuple(dict.fromkeys(problems)))
+    found = tuple(dict.fromkeys(problems))
+    if any(problem.is_error for problem in found):
+        raise errors.SettingsError(_first(found))
+    return _merge(layers, view, found)
 
 
 def fingerprint(request: Request) -> str:
@@ -323,6 +326,15 @@ def _take_mig_config(
     reads.append(path)
     layer.declaration = migparted.load(path, label=label, source=document.shown(path), asked=asked, problems=problems)
     layer.sources.append(document.shown(path))
+
+
+def _first(problems: tuple[errors.Problem, ...]) -> tuple[errors.Problem, ...]:
+    """Return the problems that a person will read: a file of something else has thousands."""
+    if len(problems) <= TOLD:
+        return problems
+    shown = sorted(problems, key=lambda problem: not problem.is_error)[:TOLD]
+    rest = f"and {len(problems) - TOLD} more like these"
+    return (*shown, errors.Problem("error", "too-many", rest, file=shown[-1].file))
 
 
 # --- all together -----------------------------------------------------------------------------------

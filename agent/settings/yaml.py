@@ -16,6 +16,7 @@ from agent.settings import document, locate
 
 VALUES = 100_000
 """How many values a document may have once its aliases are written out."""
+_DEEP = re.compile(rf"(?:[\[{{][ \t\n]*){{{locate.DEPTH + 1}}}")
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9_]{0,17})")
 _HEX = re.compile(r"0x[0-9a-fA-F]{1,16}")
 _FLOAT = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?")
@@ -36,6 +37,8 @@ def parse(data: bytes, *, name: str, source: str, path: Path | None = None) -> d
     from ruamel.yaml import error as yaml_errors
 
     text = document.decode(data, name)
+    if _DEEP.search(text):  # else the parser takes seconds to find out
+        raise document.Unreadable(errors.Problem("error", "too-deep", "nests too deep", file=name))
     try:
         parser = ruamel.yaml.YAML(typ="rt", pure=True)
         parser.composer.warn_double_anchors = False  # legal, and no reason to write to stderr

@@ -106,7 +106,7 @@ def check(data: bytes, kind: str) -> None:
 
 SEEDS = {"toml": TOML, "yaml": YAML, "mig-parted": YAML, "json": TOML, "mime": MIME}
 QUICK = settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-LONG = settings(max_examples=6000, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = settings(max_examples=4000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("kind", sorted(SEEDS))

@@ -199,6 +199,13 @@ def test_everything_wrong_is_told_at_once(load: Load) -> None:
     ]
 
 
+def test_a_file_of_something_else_is_told_in_a_hundred_lines(load: Load) -> None:
+    with pytest.raises(errors.SettingsError) as caught:
+        load("[gpunode]\n" + "".join(f"key{n} = 1\n" for n in range(300)))
+    assert len(caught.value.problems) == 101
+    assert caught.value.problems[-1].message == "and 200 more like these"
+
+
 def test_a_document_that_says_nothing_to_us_is_warned_about(load: Load) -> None:
     (problem,) = load("[other]\nx = 1").problems
     assert (problem.severity, problem.code) == ("warning", "nothing-said")
