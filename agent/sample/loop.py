@@ -192,8 +192,9 @@ class Sampler:
         except errors.GpunodeError as cause:
             seen = self._silent(card, str(cause))
         except Exception as cause:  # noqa: BLE001  # one GPU's surprise must not end the measuring of all
-            log.error("measuring failed", gpu=card.uuid, cause=repr(cause))
             seen = self._silent(card, f"cannot measure GPU {card.uuid}: {cause!r}")
+        if seen.problem is not None and (card.last is None or card.last.problem != seen.problem):
+            log.warning("a GPU is not measured", gpu=card.uuid, problem=seen.problem)
         took = self._monotonic() - card.started
         self._note("gpu", success=seen.up, duration=took)
         if slow:

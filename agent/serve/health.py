@@ -46,6 +46,7 @@ CODES = {
     "gpu-missing": "fewer GPUs answer than this machine should have",
     "fabric": "a whole GPU on an NVSwitch host has no completed fabric",
     "samples-stale": "the newest measurement is old",
+    "not-measured": "a GPU does not answer the sampler",
     "nvml-down": "the sampler has no driver to ask",
     "events-down": "GPU events (XIDs) are not watched",
     "collector-failed": "a collector's last visit failed",
@@ -226,7 +227,9 @@ def _gpu_measured(gpu: measures.GpuSample, found: _Findings) -> None:
         if not found.explains(gpu.uuid):
             found.add(
                 Reason(
-                    "hung", f"{who} does not answer the sampler" + (f": {gpu.problem}" if gpu.problem else ""), gpu.uuid
+                    "not-measured",
+                    f"{who} does not answer the sampler" + (f": {gpu.problem}" if gpu.problem else ""),
+                    gpu.uuid,
                 ),
                 stops=False,
             )
