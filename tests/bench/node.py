@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from agent.sim import prototypes
 from tests.bench import child
 
 SEVEN = '{ "1g.10gb" = 7 }'
@@ -95,8 +96,8 @@ class Counts:
     @property
     def mutating(self) -> int:
         """Calls that change a GPU."""
-        words = ("SetMigMode", "CreateGpuInstance", "CreateComputeInstance", "InstanceDestroy")
-        return sum(n for name, n in self.calls.items() if any(word in name for word in words))
+        changes = {name for name, prototype in prototypes.PROTOTYPES.items() if prototype.mutates}
+        return sum(n for name, n in self.calls.items() if name in changes)
 
     @property
     def own_seconds(self) -> float:
