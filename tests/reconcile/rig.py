@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+from agent import threads
 from agent.host import holders
 from agent.mig import node as nodes
 from agent.nvml import gpus, session
@@ -35,12 +36,8 @@ class Rig:
         self.file = directory / "settings.toml"
         self.file.write_text(settings)
         self.sim = simulated.open_node(spec, state=state)
-        self.gpus = gpus.NvmlGpus(
-            session.Session(self.sim.library, root=self.sim.machine.root),
-            machine=self.sim.machine,
-            read_deadline=read_deadline,
-            change_deadline=change_deadline,
-        )
+        self._deadlines = (read_deadline, change_deadline)
+        self.gpus = self._open()
         self.now = 1_000_000.0
         self.progress: list[str] = []
         self.around = cycle.Surroundings(
@@ -54,11 +51,31 @@ class Rig:
             progress=self.progress.append,
         )
 
+    def _open(self) -> gpus.NvmlGpus:
+        read, change = self._deadlines
+        return gpus.NvmlGpus(
+            session.Session(self.sim.library, root=self.sim.machine.root),
+            machine=self.sim.machine,
+            read_deadline=read,
+            change_deadline=change,
+        )
+
+    async def restart(self) -> None:
+        """Go on as another process of gpunode would: nothing remembered but what is on disk."""
+        await self.gpus.close()
+        self.gpus = self._open()
+        self.around = dataclasses.replace(self.around, gpus=self.gpus, memory=cycle.Memory())
+
+    async def reboot(self) -> None:
+        """Reboot the node, gpunode with it."""
+        self.sim.reboot()
+        await self.restart()
+
     def load(self) -> model.Settings:
         return source.load(source.Request(root=self.sim.machine.root, files=(self.file,), environ={}))
 
     async def _holders(self, node: nodes.NodeState) -> nodes.NodeState:
-        return holders.merge(node, self.sim.machine, own_pid=os.getpid())
+        return await threads.run(lambda: holders.merge(node, self.sim.machine, own_pid=os.getpid()))
 
     def set(self, settings: str) -> None:
         self.file.write_text(settings)

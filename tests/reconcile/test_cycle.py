@@ -69,7 +69,7 @@ async def test_boot_writes_until_the_layout_was_once_in_force(make: Make) -> Non
     assert drifted.phase is snapshot.Phase.DRIFTED
     assert "boot-done" in rigs.codes(drifted)
     assert rig.sim.mutations == before
-    rig.sim.reboot()
+    await rig.reboot()
     assert (await rig.cycle(cycle.Intent.DAEMON)).phase is snapshot.Phase.CONVERGED
 
 
@@ -177,7 +177,7 @@ async def test_a_fresh_a100_is_reset_with_everybody_out_of_the_way_and_back(make
 
 async def test_an_idle_a100_that_switches_at_once_is_not_reset(make: Make, tmp_path: Any) -> None:
     node = tmp_path / "node.toml"
-    node.write_text('name = "quick"\n[[gpu]]\nmodel = "a100.40gb"\nmode_change = "immediate"\n')
+    node.write_text('[[gpu]]\nmodel = "a100.40gb"\nmode-change = "immediate"\n')
     rig = make(str(node), A100)
     rig.sim.allow_reset(False)
     assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
@@ -220,6 +220,13 @@ async def test_a_serving_node_is_not_reset(make: Make) -> None:
     assert all(not instances for _, instances in rig.truth())
 
 
+async def test_a_driver_that_went_away_and_came_back_is_taken_anew(make: Make) -> None:
+    rig = make("h100.80gb:2", HALVES)
+    assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
+    rig.sim.reboot()  # every session of the library dies with it, and this process goes on
+    assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
+
+
 async def test_one_reboot_finishes_the_mode_change(make: Make) -> None:
     rig = make("p4d.24xlarge", REBOOT)
     first = await rig.cycle(cycle.Intent.DAEMON)
@@ -227,7 +234,7 @@ async def test_one_reboot_finishes_the_mode_change(make: Make) -> None:
     assert rig.sim.reboot_requested is not None
     again = await rig.cycle(cycle.Intent.DAEMON)
     assert again.phase is snapshot.Phase.REBOOT_PENDING
-    rig.sim.reboot()
+    await rig.reboot()
     assert rig.sim.reboot_requested is None
     last = await rig.cycle(cycle.Intent.DAEMON)
     assert last.phase is snapshot.Phase.CONVERGED
@@ -237,7 +244,7 @@ async def test_a_reboot_that_does_not_help_ends_stated(make: Make) -> None:
     rig = make("p4d.24xlarge", REBOOT)
     assert (await rig.cycle(cycle.Intent.DAEMON)).phase is snapshot.Phase.REBOOT_PENDING
     for _ in range(3):
-        rig.sim.reboot()
+        await rig.reboot()
         for gpu in rig.sim.driver.gpus:  # somebody turns it off again at each boot, as Bottlerocket's manager would
             with rig.sim.driver.store.change() as node:
                 node.gpus[gpu.index].mig = node.gpus[gpu.index].pending = False
