@@ -215,13 +215,15 @@ def _as_far_as_possible(
     chosen: list[Kind] = []
     rest: list[Kind] = []
     placed: list[tuple[str, int, int]] = []
+    failed: set[Kind] = set()
     for kind in order:
-        more = [*chosen, kind]
-        found = _place(geometry, more)
+        # What had no room has none later either; without this, a count of thousands would take long.
+        found = None if kind in failed else _place(geometry, [*chosen, kind])
         if found is None:
+            failed.add(kind)
             rest.append(kind)
         else:
-            chosen, placed = more, found
+            chosen, placed = [*chosen, kind], found
     return placed, rest
 
 
@@ -259,9 +261,11 @@ def nearest(geometry: search.Geometry, wanted: Sequence[Kind]) -> str:
         lost = total - slices
         if best is not None and lost > best[0]:
             break
-        less = [sizes[number] for number in order for _ in range(goal[number] - counts[number])]
-        score = (lost, len(less), holding)
+        changed = sum(max(0, count - counts[number]) for number, count in goal.items())
+        score = (lost, changed, holding)
         if best is None or score < best:
+            # More of a size than a GPU has slices serve nobody.
+            less = [sizes[n] for n in order for _ in range(min(geometry.slots, goal[n] - counts[n]))]
             more = [sizes[number] for number in order for _ in range(counts[number] - goal[number])]
             if _within(more, less):
                 best = score

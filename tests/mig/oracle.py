@@ -133,3 +133,146 @@ def multisets(profile_ids: list[int], size: int) -> Iterator[Multiset]:
     """Return every multiset of at most `size` profiles."""
     for count in range(size + 1):
         yield from itertools.combinations_with_replacement(sorted(profile_ids), count)
+
+
+Split = tuple[int, ...]
+"""Compute-instance profile ids, sorted."""
+PlacedSplit = frozenset[tuple[int, int]]
+"""Compute instances in one GPU instance, each (profile id, start)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Splits:
+    """Every way to fill an instance of one profile with compute instances, as the driver accepts them, by what
+    they are. `default` is the compute instance that has all SMs; `slices` and `names` tell of each."""
+
+    default: int
+    slices: dict[int, int]
+    names: dict[int, str]
+    placed: dict[Split, tuple[PlacedSplit, ...]]
+
+    def most_kept(self, present: PlacedSplit, busy: PlacedSplit, split: Split) -> int:
+        """Return how many compute instances can stay on the way to `split`, -1 when a busy one could not."""
+        return max((len(present & other) for other in self.placed[split] if busy <= other), default=-1)
+
+
+def create_compute(instance: Any, profile_id: int, start: int, size: int) -> Any:
+    """Make a compute instance there; None when the driver has no room."""
+    place = pynvml.c_nvmlComputeInstancePlacement_t(start, size)
+    try:
+        return pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement(instance, profile_id, ctypes.byref(place))
+    except pynvml.NVMLError_InsufficientResources:
+        return None
+
+
+def splits(handle: Any) -> dict[int, Splits]:
+    """Find every filling of every profile by making and destroying compute instances."""
+    found = {}
+    for _, info in profile_infos(handle):
+        start, size = placements(handle, info.id)[0]
+        instance = create(handle, Spot(info.id, start, size))
+        found[info.id] = _splits_of(instance, info)
+        pynvml.nvmlGpuInstanceDestroy(instance)
+    return found
+
+
+def _splits_of(instance: Any, info: Any) -> Splits:
+    told = []
+    for selector in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+        try:
+            told.append(pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, selector, 0, version=2))
+        except pynvml.NVMLError_NotSupported:
+            continue
+    spots = []
+    for one in told:
+        count = ctypes.c_uint(0)
+        pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements(instance, one.id, None, ctypes.byref(count))
+        array = (pynvml.c_nvmlComputeInstancePlacement_t * count.value)()
+        pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements(instance, one.id, array, ctypes.byref(count))
+        spots += [(one.id, place.start, place.size) for place in array[: count.value]]
+    placed: dict[Split, list[PlacedSplit]] = collections.defaultdict(list)
+
+    def walk(first: int, held: tuple[tuple[int, int], ...]) -> None:
+        placed[tuple(sorted(number for number, _ in held))].append(frozenset(held))
+        for position in range(first, len(spots)):
+            number, start, size = spots[position]
+            made = create_compute(instance, number, start, size)
+            if made is not None:
+                walk(position + 1, (*held, (number, start)))
+                pynvml.nvmlComputeInstanceDestroy(made)
+
+    walk(0, ())
+    return Splits(
+        default=next(one.id for one in told if one.multiprocessorCount == info.multiprocessorCount),
+        slices={one.id: one.sliceCount for one in told},
+        names={one.id: one.name.removeprefix("MIG ") for one in told},
+        placed={split: tuple(ways) for split, ways in placed.items()},
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Held:
+    """An existing GPU instance: its place, its compute instances, those of them in use, and whether it is itself."""
+
+    spot: Spot
+    compute: PlacedSplit
+    busy: PlacedSplit = frozenset()
+    in_use: bool = False
+
+    @property
+    def untouchable(self) -> bool:
+        """Whether it may not be destroyed."""
+        return self.in_use or bool(self.busy)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wish:
+    """A wanted GPU instance: profile, compute instances, and its start or -1."""
+
+    profile_id: int
+    split: Split
+    start: int = -1
+
+
+def least_change(
+    all_layouts: Layouts, all_splits: dict[int, Splits], held: tuple[Held, ...], wishes: tuple[Wish, ...]
+) -> tuple[int, int] | None:
+    """Return the most GPU instances, and with them the most compute instances, that can stay on the way from `held`
+    to `wishes`, over all layouts and all ways to deal them out; None where something in use would have to go."""
+    there = {one.spot: one for one in held}
+    busy = {one.spot for one in held if one.untouchable}
+    multiset = tuple(sorted(wish.profile_id for wish in wishes))
+    by_profile: dict[int, list[Wish]] = collections.defaultdict(list)
+    for wish in wishes:
+        by_profile[wish.profile_id].append(wish)
+    best: tuple[int, int] | None = None
+    for mask in all_layouts.by_multiset[multiset]:
+        places = all_layouts.of(mask)
+        if not busy <= set(places):
+            continue
+        kept = cis = 0
+        for profile_id, alike in by_profile.items():
+            spots_here = [spot for spot in places if spot.profile_id == profile_id]
+            kept += sum(spot in there for spot in spots_here)
+            most = -1
+            for deal in set(itertools.permutations(alike)):
+                total = 0
+                for wish, spot in zip(deal, spots_here, strict=True):
+                    one = there.get(spot)
+                    if wish.start not in (-1, spot.start):
+                        break
+                    if one is not None:
+                        must = one.compute if one.in_use else one.busy
+                        stay = all_splits[profile_id].most_kept(one.compute, must, wish.split)
+                        if stay < 0:
+                            break
+                        total += stay
+                else:
+                    most = max(most, total)
+            if most < 0:
+                break
+            cis += most
+        else:
+            if best is None or (kept, cis) > best:
+                best = (kept, cis)
+    return best
