@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import threading
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pynvml
 
@@ -19,7 +21,11 @@ from agent.mig import node as nodes
 from agent.mig import profile as profiles
 from agent.nvml import calls, models
 
-_INVALID = 2
+K = TypeVar("K")
+V = TypeVar("V")
+
+_INSUFFICIENT_SIZE = 7
+_ROOM = 64
 _LAST_INDEX = 64
 """Selectors are asked until the driver knows no further one; this only bounds a driver that never says so."""
 
@@ -27,55 +33,54 @@ Kind = tuple[str, int, int, str, bool]
 """What makes two GPUs identical here: name, PCI id, memory, driver version, whether MIG is on."""
 
 
-@dataclasses.dataclass(slots=True)
-class _Learnt:
-    offers: tuple[nodes.ProfileOffer, ...]
-    compute: dict[nodes.ProfileId, tuple[nodes.ComputeOffer, ...]]
+PATIENCE = 1.0
+"""Seconds a lane waits for another that is asking the same; a GPU that hangs must not hold up the rest."""
 
 
 class Catalog:
-    """Offers by kind of GPU. Used by all lanes; what it keeps is guarded by a lock, asking is not."""
+    """Offers by kind of GPU, shared by all lanes. While one lane asks, the others wait a moment for its
+    answer rather than ask the same."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: dict[Kind, _Learnt] = {}
+    def __init__(self, *, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        self._turn = threading.Condition()
+        self._asking: set[object] = set()
+        self._offers: dict[Kind, tuple[nodes.ProfileOffer, ...]] = {}
+        self._compute: dict[tuple[Kind, nodes.ProfileId], tuple[nodes.ComputeOffer, ...]] = {}
 
     def offers(self, handle: Any, kind: Kind, model: str) -> tuple[nodes.ProfileOffer, ...]:
-        """Return what a GPU of this kind offers, () where the driver tells nothing (MIG off on an old
-        one). Raises CallError for anything but "not supported"."""
-        with self._lock:
-            learnt = self._known.get(kind)
-        if learnt is None:
-            offers = tuple(_ask(handle, kind, model))
-            with self._lock:
-                learnt = self._known.setdefault(kind, _Learnt(offers, {}))
-                if not offers:
-                    del self._known[kind]  # may be told later, when MIG is on
-        if not learnt.compute:
-            return learnt.offers
-        return tuple(
-            dataclasses.replace(offer, compute=learnt.compute[offer.id]) if offer.id in learnt.compute else offer
-            for offer in learnt.offers
-        )
-
-    def knows_compute(self, kind: Kind, profile_id: nodes.ProfileId) -> bool:
-        """Whether the compute profiles of this GPU-instance profile are learnt."""
-        with self._lock:
-            learnt = self._known.get(kind)
-            return learnt is not None and profile_id in learnt.compute
+        """Return what a GPU of this kind offers, with what is learnt of compute profiles. () where the
+        driver tells nothing (MIG off on an old one, and never seen on). Raises CallError for anything
+        but "not supported"."""
+        told = self._once(self._offers, kind, lambda: tuple(_ask(handle, kind, model)))
+        mig_on = (*kind[:4], True)
+        with self._turn:
+            if not told and not kind[4]:
+                told = self._offers.get(mig_on, ())
+            learnt = {offer.id: self._compute.get((mig_on, offer.id)) for offer in told}
+        return tuple(dataclasses.replace(offer, compute=learnt[offer.id]) for offer in told)
 
     def compute_offers(self, kind: Kind, offer: nodes.ProfileOffer, instance: Any) -> tuple[nodes.ComputeOffer, ...]:
         """Return the compute profiles of a GPU-instance profile, asking the living `instance` once."""
-        with self._lock:
-            learnt = self._known.get(kind)
-            if learnt is not None and offer.id in learnt.compute:
-                return learnt.compute[offer.id]
-        found = tuple(_ask_compute(instance, offer))
-        with self._lock:
-            learnt = self._known.get(kind)
-            if learnt is not None and found:
-                learnt.compute[offer.id] = found
-        return found
+        return self._once(self._compute, (kind, offer.id), lambda: tuple(_ask_compute(instance, offer)))
+
+    def _once(self, known: dict[K, tuple[V, ...]], key: K, ask: Callable[[], tuple[V, ...]]) -> tuple[V, ...]:
+        until = time.monotonic() + self._patience
+        with self._turn:
+            while key not in known and key in self._asking:
+                if not self._turn.wait(until - time.monotonic()):
+                    break
+            if key in known:
+                return known[key]
+            self._asking.add(key)
+        try:
+            found = ask()
+        finally:
+            with self._turn:
+                self._asking.discard(key)
+                self._turn.notify_all()
+        with self._turn:
+            return known.setdefault(key, found)
 
 
 def _ask(handle: Any, kind: Kind, model: str) -> list[nodes.ProfileOffer]:
@@ -154,17 +159,22 @@ def _name(told: str, slices: int, memory_mib: int, total_bytes: int, index: int)
 
 
 def _placements(handle: Any, profile_id: int) -> tuple[nodes.Placement, ...]:
-    return _placements_by("nvmlDeviceGetGpuInstancePossiblePlacements", handle, profile_id, pynvml.c_nvmlGpuInstancePlacement_t)
+    return _placements_by(
+        "nvmlDeviceGetGpuInstancePossiblePlacements", handle, profile_id, pynvml.c_nvmlGpuInstancePlacement_t
+    )
 
 
 def _placements_by(call: str, handle: Any, profile_id: int, entry: type[Any]) -> tuple[nodes.Placement, ...]:
-    """Ask for placements: once for how many, once for what."""
-    count = ctypes.c_uint(0)
-    calls.call(call, handle, profile_id, None, ctypes.byref(count))
-    if count.value == 0:
-        return ()
-    buffer = (entry * count.value)()
-    calls.call(call, handle, profile_id, buffer, ctypes.byref(count))
+    """Ask for all placements with room for more than any part has; ask again should that not do."""
+    count = ctypes.c_uint(_ROOM)
+    buffer = (entry * _ROOM)()
+    try:
+        calls.call(call, handle, profile_id, buffer, ctypes.byref(count))
+    except errors.CallError as cause:
+        if cause.code != _INSUFFICIENT_SIZE:
+            raise
+        buffer = (entry * count.value)()
+        calls.call(call, handle, profile_id, buffer, ctypes.byref(count))
     found = {nodes.Placement(int(p.start), int(p.size)) for p in buffer[: count.value]}
     return tuple(sorted(found))
 
@@ -222,7 +232,10 @@ def _compute_name(told: str, slices: int, multiprocessors: int, offer: nodes.Pro
 def _compute_placements(instance: Any, profile_id: int) -> tuple[nodes.Placement, ...] | None:
     try:
         return _placements_by(
-            "nvmlGpuInstanceGetComputeInstancePossiblePlacements", instance, profile_id, pynvml.c_nvmlComputeInstancePlacement_t
+            "nvmlGpuInstanceGetComputeInstancePossiblePlacements",
+            instance,
+            profile_id,
+            pynvml.c_nvmlComputeInstancePlacement_t,
         )
     except errors.NotSupported:
         return None  # before 535

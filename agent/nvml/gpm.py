@@ -139,5 +139,3 @@ def _free(sample: Any) -> None:
         calls.call("nvmlGpmSampleFree", sample)
     except errors.CallError:
         pass  # it died with the session
-
-

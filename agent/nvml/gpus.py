@@ -22,6 +22,7 @@ from agent.nvml import calls, catalog, lanes, measure, models, session
 from agent.nvml import events as watching
 from agent.nvml import observe as reading
 from agent.nvml import perform as acting
+from agent.nvml.calls import Record
 
 T = TypeVar("T")
 
@@ -81,7 +82,9 @@ class NvmlGpus:
         self._machine = machine
         self._clock = clock
         self._catalog = catalog.Catalog()
-        self._lanes = lanes.Lanes(read_deadline=read_deadline, change_deadline=change_deadline, on_returned=self._returned)
+        self._lanes = lanes.Lanes(
+            read_deadline=read_deadline, change_deadline=change_deadline, on_returned=self._returned
+        )
         self._slots: dict[str, _Slot] = {}
         self._meter = measure.Meter(self._catalog, clock=clock)
         self._events: watching.Watch | None = None
@@ -129,7 +132,9 @@ class NvmlGpus:
         """Let go of the driver, so that a reset is not refused for our own sake; nothing is asked of it
         before `retake`. Raises BlockedError when a call has not come back."""
         if self._lanes.hung():
-            raise errors.BlockedError(f"cannot let go of the driver: a call on {', '.join(self.hung())} has not come back")
+            raise errors.BlockedError(
+                f"cannot let go of the driver: a call on {', '.join(self.hung())} has not come back"
+            )
         self._released = True
         try:
             await self._let_go()
@@ -331,7 +336,9 @@ class NvmlGpus:
             await self.observe()
             slot = self._by_uuid(uuid)
         if slot is None:
-            raise errors.NotFound(f"cannot find GPU {uuid}: there is no such GPU here", call="observe", code=6, gpu=uuid)
+            raise errors.NotFound(
+                f"cannot find GPU {uuid}: there is no such GPU here", call="observe", code=6, gpu=uuid
+            )
         return slot
 
     # --- working on one
@@ -381,7 +388,7 @@ class NvmlGpus:
         self._refuse_released()
         await self._lanes.run(NODE, again)
 
-    def _card(self, slot: _Slot, record: calls.Record) -> reading.Card:
+    def _card(self, slot: _Slot, record: Record) -> reading.Card:
         """Return the card of a slot with a living handle. In its lane."""
         card = slot.card
         if card is not None and slot.epoch == self._session.epoch and self._session.is_open:
@@ -412,7 +419,9 @@ class NvmlGpus:
         try:
             return await self._in_lane(slot, lambda card: reading.observe(card, index, self._catalog, self._name))
         except errors.NoPermission as cause:
-            raise errors.DriverError(f"the MIG instances of this node cannot be read: that needs root ({cause})") from cause
+            raise errors.DriverError(
+                f"the MIG instances of this node cannot be read: that needs root ({cause})"
+            ) from cause
         except errors.Hung as cause:
             return self._blank(slot, nodes.GpuState.HUNG, str(cause))
         except errors.Lost as cause:
@@ -441,14 +450,16 @@ class NvmlGpus:
         if slot.uuid:
             return
         try:
-            slot.pci_device_id = int(self._machine.path(f"/sys/bus/pci/devices/{slot.bus}/device").read_text(), 16) << 16 | 0x10DE
+            slot.pci_device_id = (
+                int(self._machine.path(f"/sys/bus/pci/devices/{slot.bus}/device").read_text(), 16) << 16 | 0x10DE
+            )
         except (OSError, ValueError):
             pass
         try:
-            lines = self._machine.path(f"/proc/driver/nvidia/gpus/{slot.bus}/information").read_text(errors="replace").splitlines()
+            text = self._machine.path(f"/proc/driver/nvidia/gpus/{slot.bus}/information").read_text(errors="replace")
         except OSError:
-            lines = []
-        told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+            text = ""
+        told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
         slot.name = told.get("Model", "")
         uuid = told.get("GPU UUID", "")
         # The kernel prints question marks while it has not read it.
@@ -485,7 +496,10 @@ class NvmlGpus:
         cards = [
             (slot.card.handle, slot.uuid)
             for slot in self._slots.values()
-            if slot.card is not None and slot.epoch == self._session.epoch and slot.bus not in hung and slot.missing is None
+            if slot.card is not None
+            and slot.epoch == self._session.epoch
+            and slot.bus not in hung
+            and slot.missing is None
         ]
         if cards:
             self._events = watching.Watch(cards, self._deliver, epoch=self._session.epoch)

@@ -210,7 +210,11 @@ class Lanes:
                 lane.generation += 1
                 failed = [job for job in (lane.current, *lane.queue) if job is not None]
                 lane.queue.clear()
-            log.error("a driver call is overdue; its GPU takes no work until it comes back", gpu=lane.record.gpu, call=noted[0])
+            log.error(
+                "a driver call is overdue; its GPU takes no work until it comes back",
+                gpu=lane.record.gpu,
+                call=noted[0],
+            )
             for job in failed:
                 if not job.future.done():
                     job.future.set_exception(codes.hung(noted[0], now - noted[1], lane.record.gpu))

@@ -83,6 +83,7 @@ _RECOVERIES = {
     7: "system-reboot",
 }
 _FABRIC = {0: "not-supported", 1: "not-started", 2: "in-progress", 3: "completed"}
+_AVAILABILITIES = ("max", "high", "partial", "low", "none")
 _MAX_LINKS = 18
 _SRAM, _DRAM = 7, 2
 _LOST = (errors.Lost, errors.Unready)
@@ -114,7 +115,9 @@ class _Topology:
 
     def shape(self) -> object:
         """What makes two topologies the same for measuring."""
-        return self.mode, tuple((i.id, i.profile_id, i.placement, tuple((c.id, c.profile_id) for c in i.compute)) for i in self.instances)
+        return self.mode, tuple(
+            (i.id, i.profile_id, i.placement, tuple((c.id, c.profile_id) for c in i.compute)) for i in self.instances
+        )
 
 
 class _Gone(Exception):
@@ -245,7 +248,11 @@ class Meter:
         found: dict[str, int] = {}
         for offer in topology.offers.values():
             left = self._ask(
-                state, f"capacity-{offer.id}", "nvmlDeviceGetGpuInstanceRemainingCapacity", state.card.handle, int(offer.id)
+                state,
+                f"capacity-{offer.id}",
+                "nvmlDeviceGetGpuInstanceRemainingCapacity",
+                state.card.handle,
+                int(offer.id),
             )
             if left is not None:
                 found[str(offer.profile)] = int(left)
@@ -259,7 +266,10 @@ class Meter:
                 word: self._ask(state, f"threshold-{word}", "nvmlDeviceGetTemperatureThreshold", handle, which)
                 for word, which in (("slowdown", 1), ("shutdown", 0))
             }
-            tops = {word: self._ask(state, f"top-{word}", "nvmlDeviceGetMaxClockInfo", handle, n) for n, word in _DOMAINS.items()}
+            tops = {
+                word: self._ask(state, f"top-{word}", "nvmlDeviceGetMaxClockInfo", handle, n)
+                for n, word in _DOMAINS.items()
+            }
             mode = None if state.topology is None else state.topology.mode
             most = None
             if mode is not None:
@@ -411,7 +421,10 @@ class Meter:
         rates = self._ask(state, "utilization", "nvmlDeviceGetUtilizationRates", handle)
         if rates is not None:
             found |= {"gpu": int(rates.gpu) / 100, "memory": int(rates.memory) / 100}
-        for word, call in (("encoder", "nvmlDeviceGetEncoderUtilization"), ("decoder", "nvmlDeviceGetDecoderUtilization")):
+        for word, call in (
+            ("encoder", "nvmlDeviceGetEncoderUtilization"),
+            ("decoder", "nvmlDeviceGetDecoderUtilization"),
+        ):
             answer = self._ask(state, word, call, handle)
             if answer is not None:
                 found[word] = int(answer[0]) / 100
@@ -468,7 +481,8 @@ class Meter:
             return None
         running: dict[tuple[int | None, int | None], set[int]] = collections.defaultdict(set)
         for process in found:
-            running[observe.instance_id(process.gpuInstanceId), observe.instance_id(process.computeInstanceId)].add(int(process.pid))
+            on = observe.instance_id(process.gpuInstanceId), observe.instance_id(process.computeInstanceId)
+            running[on].add(int(process.pid))
         return running
 
     # --- now and then
@@ -499,7 +513,7 @@ class Meter:
             },
             "remap_pending": bool(rows[_ROWS_PENDING]) if _ROWS_PENDING in rows else None,
             "remap_failed": bool(rows[_ROWS_FAILED]) if _ROWS_FAILED in rows else None,
-            "remap_banks": {} if banks is None else {word: int(getattr(banks, word)) for word in ("max", "high", "partial", "low", "none")},
+            "remap_banks": {} if banks is None else {word: int(getattr(banks, word)) for word in _AVAILABILITIES},
             "pcie_link_generation": self._ask(state, "pcie-generation", "nvmlDeviceGetCurrPcieLinkGeneration", handle),
             "pcie_link_width": self._ask(state, "pcie-width", "nvmlDeviceGetCurrPcieLinkWidth", handle),
             "nvlinks_active": self._links(state),

@@ -15,7 +15,24 @@ _TABLE = Path(__file__).with_name("models.toml")
 _VENDOR = 0x10DE
 _BRANDS = frozenset({"nvidia", "tesla", "quadro", "geforce", "graphics", "device"})
 _SIZE = re.compile(r"[0-9]+gb?", re.ASCII)
-_FORMS = frozenset({"pcie", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "nvl", "hbm2", "hbm2e", "hbm3", "hbm3e", "server", "edition"})
+_FORMS = frozenset(
+    {
+        "pcie",
+        "sxm",
+        "sxm2",
+        "sxm3",
+        "sxm4",
+        "sxm5",
+        "sxm6",
+        "nvl",
+        "hbm2",
+        "hbm2e",
+        "hbm3",
+        "hbm3e",
+        "server",
+        "edition",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +56,9 @@ def _table() -> _Table:
     for row in document["part"]:
         part = _Part(row["key"], row.get("memory-mib"), row.get("bottlerocket"))
         parts[row["pci"]] = (*parts.get(row["pci"], ()), part)
-    aliases = {key: {name: tuple(others) for name, others in names.items()} for key, names in document["aliases"].items()}
+    aliases = {
+        key: {name: tuple(others) for name, others in names.items()} for key, names in document["aliases"].items()
+    }
     return _Table(parts, aliases)
 
 
@@ -81,7 +100,7 @@ def _part(device: int, memory_bytes: int) -> _Part | None:
 
 
 def _derived(name: str, memory_bytes: int) -> str:
-    words = [word for word in re.split(r"[\s/_]+", name.lower()) if word and word not in _BRANDS]
+    words = [word for word in re.split(r"[\s/_-]+", name.lower()) if word and word not in _BRANDS]
     words = [word for word in words if not _SIZE.fullmatch(word) and word not in _FORMS]
     family = re.sub(r"[^a-z0-9-]", "", "".join(words)) or "gpu"
     return f"{family}.{-(-memory_bytes // 2**30)}gb"

@@ -21,9 +21,26 @@ from agent.nvml import calls, catalog, models
 T = TypeVar("T")
 U = TypeVar("U")
 
-_ARCHITECTURES = {2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper", 10: "Blackwell"}
+_ARCHITECTURES = {
+    2: "Kepler",
+    3: "Maxwell",
+    4: "Pascal",
+    5: "Volta",
+    6: "Turing",
+    7: "Ampere",
+    8: "Ada",
+    9: "Hopper",
+    10: "Blackwell",
+}
 _RESETLESS_FIELD = 184
 _WHOLE = 0xFFFFFFFF
+_MOST_MIG_DEVICES = 64
+"""Indexes are asked until the driver knows no further one; this only bounds a driver that never says so."""
+_PROCESSES = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+)
 _LISTS_WITH_MIG_OFF = 550
 """Driver branch from which profiles are told while MIG is off."""
 
@@ -47,6 +64,8 @@ class Card:
     resetless: bool | None
     driver: str
     mig_uuids: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)
+    made: dict[nodes.Placement, int] = dataclasses.field(default_factory=dict)
+    """Ids of GPU instances made here, to find them again without asking for all."""
 
     def kind(self, *, mig: bool) -> catalog.Kind:
         """Return what makes two GPUs identical for the catalog."""
@@ -144,7 +163,15 @@ def _observe(known: Card, index: int, offers: catalog.Catalog, names: Names) -> 
         return dataclasses.replace(gpu, problem=None, holders=tuple(h for found in holders.values() for h in found))
     mode = nodes.ModeState(bool(current), bool(pending))
     kind = known.kind(mig=mode.current)
-    told = offers.offers(known.handle, kind, known.model)
+    unknown: str | None = None
+    try:
+        told = offers.offers(known.handle, kind, known.model)
+        unknown = _geometry_unknown(known, told, mode)
+    except errors.NoPermission:
+        if mode.current:
+            raise
+        told = ()
+        unknown = f"the driver tells the MIG profiles of {known.name} to root only"
     using = _holders(known.handle, names)
     there: tuple[nodes.GpuInstance, ...] = ()
     if mode.current:
@@ -157,7 +184,7 @@ def _observe(known: Card, index: int, offers: catalog.Catalog, names: Names) -> 
         problem=None,
         mode=mode,
         resetless=known.resetless,
-        geometry_unknown=_geometry_unknown(known, told, mode),
+        geometry_unknown=unknown,
         offers=told,
         instances=there,
         holders=rest,
@@ -180,7 +207,7 @@ def _holders(handle: Any, names: Names) -> dict[tuple[int | None, int | None], l
     """
     found: dict[tuple[int | None, int | None], list[nodes.Holder]] = {}
     seen: set[tuple[int, int | None, int | None]] = set()
-    for call in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
+    for call in _PROCESSES:
         try:
             processes = calls.call(call, handle)
         except (errors.NotSupported, errors.NoPermission):
@@ -196,6 +223,7 @@ def _holders(handle: Any, names: Names) -> dict[tuple[int | None, int | None], l
 
 
 def instance_id(number: Any) -> int | None:
+    """Return the id of a GPU or compute instance, None where NVML says that there is none."""
     return None if number is None or int(number) == _WHOLE else int(number)
 
 
@@ -207,7 +235,11 @@ def handles(handle: Any, offer: nodes.ProfileOffer) -> list[Any]:
 def compute_handles(instance: Any, offer: nodes.ComputeOffer) -> list[Any]:
     """Return NVML's handles of the compute instances of one profile in a GPU instance."""
     return _list(
-        "nvmlGpuInstanceGetComputeInstances", instance, int(offer.id), offer.max_instances, pynvml.c_nvmlComputeInstance_t
+        "nvmlGpuInstanceGetComputeInstances",
+        instance,
+        int(offer.id),
+        offer.max_instances,
+        pynvml.c_nvmlComputeInstance_t,
     )
 
 
@@ -244,9 +276,7 @@ def instances(
                     holders=tuple(using.get((number, None), ())),
                 )
             )
-    wanted = {(i.id, c.id) for i in found for c in i.compute}
-    if not wanted <= known.mig_uuids.keys():
-        _learn_uuids(known)
+    _learn_uuids(known, {i.id: {c.id for c in i.compute} for i in found if i.compute})
     return [
         dataclasses.replace(
             i, compute=tuple(dataclasses.replace(c, uuid=known.mig_uuids.get((i.id, c.id))) for c in i.compute)
@@ -263,8 +293,12 @@ def _compute(
     offers: catalog.Catalog,
     using: dict[tuple[int | None, int | None], list[nodes.Holder]],
 ) -> list[nodes.ComputeInstance]:
-    found = []
-    for profile in offers.compute_offers(kind, offer, handle):
+    found: list[nodes.ComputeInstance] = []
+    # The default one first: it fills the GPU instance, and then there is nothing more to ask.
+    told = offers.compute_offers(kind, offer, handle)
+    for profile in sorted(told, key=lambda c: (c.multiprocessors != offer.multiprocessors, c.index)):
+        if sum(c.slices for c in found) >= offer.slices:
+            break
         for compute in compute_handles(handle, profile):
             info = calls.call("nvmlComputeInstanceGetInfo_v2", compute)
             found.append(
@@ -282,16 +316,23 @@ def _compute(
     return sorted(found, key=lambda c: c.id)
 
 
-def _learn_uuids(known: Card) -> None:
-    """Ask every MIG device for its ids and UUID; indexes may have holes."""
-    count = int(calls.call("nvmlDeviceGetMaxMigDeviceCount", known.handle))
-    for index in range(count):
+def _learn_uuids(known: Card, wanted: dict[int, set[int]]) -> None:
+    """Learn the UUIDs of the MIG devices of `wanted` (compute ids by GPU instance) that are not known."""
+    missing = {(gi, ci) for gi, cis in wanted.items() for ci in cis} - known.mig_uuids.keys()
+    for index in range(_MOST_MIG_DEVICES):
+        if not missing:
+            return
         try:
             device = calls.call("nvmlDeviceGetMigDeviceHandleByIndex", known.handle, index)
         except errors.NotFound:
-            continue
-        except errors.InvalidArgument:
+            continue  # indexes may have holes
+        except (errors.InvalidArgument, errors.NotSupported):
             break
-        key = (int(calls.call("nvmlDeviceGetGpuInstanceId", device)), int(calls.call("nvmlDeviceGetComputeInstanceId", device)))
-        known.mig_uuids[key] = str(calls.call("nvmlDeviceGetUUID", device))
-    log.debug("MIG devices", gpu=known.uuid, count=len(known.mig_uuids))
+        gi = int(calls.call("nvmlDeviceGetGpuInstanceId", device))
+        cis = wanted.get(gi, set())
+        only = next(iter(cis)) if len(cis) == 1 else None
+        key = (gi, only if only is not None else int(calls.call("nvmlDeviceGetComputeInstanceId", device)))
+        if key in missing:
+            known.mig_uuids[key] = str(calls.call("nvmlDeviceGetUUID", device))
+            missing.discard(key)
+    log.debug("the driver shows no MIG device of some compute instances", gpu=known.uuid, which=sorted(missing))

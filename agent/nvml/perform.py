@@ -44,7 +44,9 @@ def perform(
             assert_never(step)
 
 
-def _fail(call: str, card: observe.Card, text: str, kind: type[errors.CallError] = errors.CallError) -> errors.CallError:
+def _fail(
+    call: str, card: observe.Card, text: str, kind: type[errors.CallError] = errors.CallError
+) -> errors.CallError:
     return kind(text, call=call, code=0, gpu=card.uuid)
 
 
@@ -117,14 +119,17 @@ def _create_instance(card: observe.Card, step: plans.CreateGpuInstance) -> None:
     info = calls.call("nvmlGpuInstanceGetInfo", instance)
     got = nodes.Placement(int(info.placement.start), int(info.placement.size))
     if got != step.placement or int(info.profileId) != step.profile_id:
-        raise _fail(call, card, f"cannot create {step.profile} at {step.placement} on GPU {card.uuid}: the driver made it at {got}")
+        text = f"cannot create {step.profile} at {step.placement} on GPU {card.uuid}: the driver made it at {got}"
+        raise _fail(call, card, text)
+    card.made[got] = int(info.id)
 
 
 def _create_compute(card: observe.Card, step: plans.CreateComputeInstance, offers: catalog.Catalog) -> None:
     whole = step.profile.gpu_instance
     offer = next((o for o in offers.offers(card.handle, card.kind(mig=True), card.model) if o.profile == whole), None)
     if offer is None:
-        raise _fail("nvmlGpuInstanceCreateComputeInstance", card, f"cannot create {step.profile} on GPU {card.uuid}: no such profile")
+        text = f"cannot create {step.profile} on GPU {card.uuid}: it offers no such profile"
+        raise _fail("nvmlGpuInstanceCreateComputeInstance", card, text)
     instance = _find(card, offer, step.gpu_instance)
     choices = _choices(step, offers.compute_offers(card.kind(mig=True), offer, instance), offer)
     if not choices:
@@ -142,7 +147,8 @@ def _create_compute(card: observe.Card, step: plans.CreateComputeInstance, offer
             continue
         info = calls.call("nvmlComputeInstanceGetInfo_v2", made)
         if int(info.profileId) != choice.id:
-            raise _fail("nvmlGpuInstanceCreateComputeInstance", card, f"cannot create {step.profile} on GPU {card.uuid}: the driver made another one")
+            text = f"cannot create {step.profile} on GPU {card.uuid}: the driver made another one"
+            raise _fail("nvmlGpuInstanceCreateComputeInstance", card, text)
         return
     assert refused is not None
     raise refused
@@ -150,13 +156,21 @@ def _create_compute(card: observe.Card, step: plans.CreateComputeInstance, offer
 
 def _find(card: observe.Card, offer: nodes.ProfileOffer, placement: nodes.Placement) -> Any:
     """Return the handle of the GPU instance at `placement`."""
+    made = card.made.get(placement)
+    if made is not None:
+        try:
+            handle = _instance(card, made)
+            info = calls.call("nvmlGpuInstanceGetInfo", handle)
+            if int(info.profileId) == offer.id and int(info.placement.start) == placement.start:
+                return handle
+        except (errors.NotFound, errors.InvalidArgument):
+            pass  # it has gone meanwhile
     for handle in observe.handles(card.handle, offer):
         info = calls.call("nvmlGpuInstanceGetInfo", handle)
         if int(info.placement.start) == placement.start and int(info.placement.size) == placement.size:
             return handle
-    raise _fail(
-        "nvmlDeviceGetGpuInstances", card, f"cannot find the GPU instance {offer.profile} at {placement} on GPU {card.uuid}", errors.NotFound
-    )
+    text = f"cannot find GPU instance {offer.profile} at {placement} on GPU {card.uuid}: there is none"
+    raise _fail("nvmlDeviceGetGpuInstances", card, text, errors.NotFound)
 
 
 def _choices(

@@ -83,6 +83,7 @@ class Session:
         self.versions: measures.Versions | None = None
         """Versions of the opened library; None while it is closed."""
         self.initializations = 0
+        self._loaded_for: str | None = None
 
     @property
     def is_open(self) -> bool:
@@ -102,12 +103,21 @@ class Session:
                 calls.call("nvmlInit")
             except errors.CallError as cause:
                 raise errors.DriverError(self._no_driver(cause)) from cause
+            self._loaded_for = self._loaded_for or driver_version(self._root)
             self.initializations += 1
             self.epoch += 1
             self._open = True
             self.versions = measures.Versions(
                 driver=_text("nvmlSystemGetDriverVersion"), nvml=_text("nvmlSystemGetNVMLVersion"), cuda=_cuda()
             )
+
+    def driver_changed(self) -> bool:
+        """Whether the kernel module is another one than when the library was loaded. A process cannot
+        take another library then: it has to start anew."""
+        if self._library is not None or self._loaded_for is None:
+            return False
+        now = driver_version(self._root)
+        return now is not None and now != self._loaded_for
 
     def close(self) -> None:
         """Shut the library down; every handle dies with it."""
