@@ -30,7 +30,7 @@ _POLL = 0.05
 class Gpu:
     """One GPU: what it is, and a way to what has happened on it (`state`, newest known)."""
 
-    __slots__ = ("_numbers", "_store", "index", "lock", "model", "spec")
+    __slots__ = ("_numbers", "_profiles", "_store", "index", "lock", "model", "spec")
 
     def __init__(self, index: int, gpu: spec.Gpu, kept: store.Store) -> None:
         self.index = index
@@ -39,6 +39,7 @@ class Gpu:
         self.lock = threading.RLock()
         self._store = kept
         self._numbers = tables.gi_id_map(gpu.gi_id_map) if gpu.gi_id_map else {}
+        self._profiles = {profile.id: profile for profile in self.model.profiles}
 
     @property
     def state(self) -> states.Gpu:
@@ -51,7 +52,7 @@ class Gpu:
 
     def profile(self, number: int, /) -> tables.Profile:
         """Return the profile with this id. Raises Refused when this GPU has none."""
-        profile = self.model.profile(number)
+        profile = self._profiles.get(number)
         if profile is None:
             raise codes.Refused(codes.INVALID_ARGUMENT)
         return profile
