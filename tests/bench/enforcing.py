@@ -24,14 +24,13 @@ MIXED = '{ "1g.10gb" = 2, "2g.20gb" = 1, "3g.40gb" = 1 }'
 
 def rows(where: Path) -> Iterator[Row]:
     """Measure both rows with latency, and the calls of an apply that has nothing to do."""
-    of = node.case(where / "enforce", latency=LATENCY, load="idle")
+    of = node.case(where / "enforce", latency=LATENCY)
     yield _cycle(of, "empty to 8 × 7 × 1g.10gb, against one GPU's own chain")
     node.write_settings(of.settings, MIXED)
     yield _cycle(of, "7 × 1g.10gb to {1g:2, 2g:1, 3g:1} on each, against its chain")
 
     gpus = 8
-    of = node.case(where / "noop", gpus=gpus)
-    node.apply(of)
+    of = node.busy(where / "noop", gpus=gpus)
     done = child.command([child.PYTHON, "-m", "tests.bench.traced", of.where / "counts", "apply", "--yes", *of.flags])
     if done.code != 0:
         raise RuntimeError(done.stderr)

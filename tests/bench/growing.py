@@ -54,7 +54,7 @@ def _row(points: Sequence[Point], field: str, name: str, unit: str) -> Row:
 
 
 def _point(where: Path, size: int, *, gpus: int, instances: int) -> Point:
-    of = node.case(where, gpus=gpus, instances=f'{{ "1g.10gb" = {instances} }}', extra=f"sample-interval = {INTERVAL}")
+    of = node.busy(where, gpus=gpus, instances=f'{{ "1g.10gb" = {instances} }}', extra=f"sample-interval = {INTERVAL}")
     with node.daemon(of, traced=True) as gpunode:
         time.sleep(2 * INTERVAL)  # the first samples also ask what never changes
         before = after = node.ask_counts(of, gpunode)

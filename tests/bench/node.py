@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from agent.sim import node as nodes
 from agent.sim import prototypes
 from tests.bench import child
 
@@ -32,20 +33,32 @@ class Case:
         return ["--simulate", self.node, "--sim-state", str(self.where / "state"), "--settings", str(self.settings)]
 
 
-def case(
-    where: Path, *, gpus: int = 8, instances: str = SEVEN, latency: str = "", extra: str = "", load: str = "busy"
-) -> Case:
+def case(where: Path, *, gpus: int = 8, instances: str = SEVEN, latency: str = "", extra: str = "") -> Case:
     """Make a node of `gpus` H100 that wants `instances` on each. `latency` and `extra` are TOML lines of
     the node file's [latency] and of the settings' [gpunode]."""
     where.mkdir(parents=True, exist_ok=True)
     node, settings = where / "node.toml", where / "settings.toml"
     node.write_text(
-        f'name = "bench-{gpus}"\nload = "{load}"\n[latency]\npcie-throughput = 0.0\n{latency}\n'
+        f'name = "bench-{gpus}"\n[latency]\npcie-throughput = 0.0\n{latency}\n'
         f'[[gpu]]\nmodel = "h100.80gb"\ncount = {gpus}\n',
         encoding="utf-8",
     )
     write_settings(settings, instances, extra=extra)
     return Case(where, str(node), settings)
+
+
+def busy(where: Path, *, gpus: int = 8, instances: str = SEVEN, extra: str = "") -> Case:
+    """Make a node as `case` does, in its layout already, with a process on every instance."""
+    of = case(where, gpus=gpus, instances=instances, extra=extra)
+    apply(of)
+    node = nodes.open_node(of.node, state=where / "state")
+    try:
+        for gpu, found in enumerate(node.driver.gpus):
+            for instance in sorted(found.state.instances):
+                node.start_process(gpu, gpu_instance=instance)
+    finally:
+        node.close()
+    return of
 
 
 def write_settings(path: Path, instances: str, *, extra: str = "") -> None:

@@ -26,7 +26,7 @@ def rows(where: Path) -> Iterator[Row]:
 
 
 def _cpu(where: Path) -> Row:
-    of = node.case(where / "cpu")
+    of = node.busy(where / "cpu")
     with node.daemon(of, traced=True) as gpunode:
         connection = client.Connection(gpunode.port)
         client.one(connection, 1)
@@ -49,7 +49,7 @@ def _cpu(where: Path) -> Row:
 
 
 def _hour(where: Path) -> Iterator[Row]:
-    of = node.case(where / "hour", extra=f"sample-interval = {INTERVAL}")
+    of = node.busy(where / "hour", extra=f"sample-interval = {INTERVAL}")
     with node.daemon(of, traced=True) as gpunode:
         connection = client.Connection(gpunode.port)
         marks: list[float] = []
@@ -74,7 +74,7 @@ def _hour(where: Path) -> Iterator[Row]:
 
 
 def _slow(where: Path) -> Row:
-    of = node.case(where / "slow")
+    of = node.busy(where / "slow")
     with node.daemon(of) as gpunode, contextlib.ExitStack() as stack:
         connection = client.Connection(gpunode.port)
         client.one(connection, 100)

@@ -34,8 +34,7 @@ def rows(where: Path) -> Iterator[Row]:
         note = f"{_median_wall(ended) * 1e3:.0f} ms against {_median_wall(bare) * 1e3:.0f} ms of wall time"
         yield Row(f"gpunode {verb}, CPU against {BARE!r}", ratio, "x", reach=1.5, note=note)
 
-    of = node.case(where / "ready")
-    node.apply(of)
+    of = node.busy(where / "ready")
     imports = [child.command([child.PYTHON, "-c", IMPORTS]) for _ in range(7)]
     if any(e.code for e in imports):
         raise RuntimeError(imports[0].stderr)
