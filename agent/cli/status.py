@@ -74,6 +74,21 @@ async def _once(node: app.Node) -> int:
     return _complain(seen, options)
 
 
+async def _pause(node: app.Node, seconds: float) -> None:
+    """Wait with the driver let go of: an open session of ours would make a reset by `apply` or the
+    daemon fail, which is just what is being waited for or watched."""
+    try:
+        await node.gpus.release()
+    except errors.BlockedError:  # a call hangs; then nobody can reset that GPU anyway
+        await asyncio.sleep(seconds)
+        return
+    await asyncio.sleep(seconds)
+    try:
+        await node.gpus.retake()
+    except errors.DriverError:
+        pass  # the next look says so
+
+
 async def _check(node: app.Node, wait: float) -> int:
     options = node.options
     until = time.monotonic() + wait
@@ -82,7 +97,7 @@ async def _check(node: app.Node, wait: float) -> int:
         answer = code(seen)
         if answer == errors.EXIT_OK or time.monotonic() >= until:
             break
-        await asyncio.sleep(min(POLL, max(0.0, until - time.monotonic())))
+        await _pause(node, min(POLL, max(0.0, until - time.monotonic())))
     if options.output == "json":
         now = options.clock()
         out.document(
@@ -102,7 +117,7 @@ async def _watch(node: app.Node, interval: float) -> int:
     try:
         while True:
             await _draw(node)
-            await asyncio.sleep(max(interval, 0.1))
+            await _pause(node, max(interval, 0.1))
     except asyncio.CancelledError:  # what asyncio.run makes of Ctrl-C
         return errors.EXIT_OK
 
