@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from agent import errors, measures, threads
-from agent.host import files, holders, kill, owner, pci, real
+from agent.host import files, holders, hooks, kill, owner, pci, real
 from agent.host import machine as machines
 from agent.mig import layout as layouts
 from agent.mig import node as nodes
@@ -25,11 +25,13 @@ from agent.mig import plan as plans
 from agent.nvml import gpus as nvml_gpus
 from agent.nvml import session as sessions
 from agent.reconcile import cycle, snapshot
-from agent.settings import model, source
+from agent.settings import model, source, watch
 
 FRESH = 1.0
 """Seconds for which a look at the node is as good as a new one."""
-NO_DRIVER_HINT = "run it with --simulate p4d.24xlarge to try gpunode on a node that is not there (`gpunode simulate` lists them)"
+NO_DRIVER_HINT = (
+    "run it with --simulate p4d.24xlarge to try gpunode on a node that is not there (`gpunode simulate` lists them)"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +131,11 @@ async def open(options: Options) -> AsyncIterator[Node]:  # noqa: A001  # reads 
         environ=options.environ,
         flags={"listen": options.listen} if options.listen else {},
     )
+    load = watch.Keeper(lambda: source.load(request))
     settings: model.Settings | None = None
     settings_error: errors.SettingsError | None = None
     try:
-        settings = source.load(request)
+        settings = load()
     except errors.SettingsError as cause:
         settings_error = cause
     node = Node(
@@ -142,7 +145,7 @@ async def open(options: Options) -> AsyncIterator[Node]:  # noqa: A001  # reads 
         request=request,
         settings=settings,
         settings_error=settings_error,
-        around=_surroundings(options, machine, gpus, request),
+        around=_surroundings(options, machine, gpus, load),
         simulated=machine.simulated,
         simulation=simulation,
     )
@@ -157,9 +160,11 @@ async def open(options: Options) -> AsyncIterator[Node]:  # noqa: A001  # reads 
 
 
 def _surroundings(
-    options: Options, machine: machines.Machine, gpus: nvml_gpus.NvmlGpus, request: source.Request
+    options: Options, machine: machines.Machine, gpus: nvml_gpus.NvmlGpus, load: watch.Keeper
 ) -> cycle.Surroundings:
     """Hand everything a cycle works with to it."""
+    # Counted once a start: a card that falls off the bus later must not lower what is expected.
+    at_boot = len(pci.gpus(machine)) or None
 
     async def with_holders(node: nodes.NodeState) -> nodes.NodeState:
         return await threads.run(lambda: holders.merge(node, machine, own_pid=os.getpid()), name="holders")
@@ -167,21 +172,43 @@ def _surroundings(
     return cycle.Surroundings(
         gpus=gpus,
         machine=machine,
-        load=lambda: source.load(request),
+        load=load,
         clock=options.clock,
         holders=with_holders,
-        ownership=lambda settings, node: _ownership(machine, settings, node),
+        ownership=lambda settings, node, layout: _ownership(machine, settings, node, layout),
         hindrance=lambda: _hindrance(options, machine),
         machine_id=lambda: real.machine_id(machine),
         any_hung=lambda: gpus.any_hung,
-        expected=lambda: len(pci.gpus(machine)) or None,
+        expected=lambda: at_boot,
+        changed=lambda settings: _after_change(options, machine, settings),
         force=options.force,
     )
 
 
-def _ownership(machine: machines.Machine, settings: model.Settings, node: nodes.NodeState) -> cycle.Ownership:
-    found = owner.decide(owner.gather(machine, settings, node))
-    return cycle.Ownership(owner=found.owner, may_write=found.may_write, code=found.code, why=found.why, takeover=found.takeover)
+async def _after_change(
+    options: Options, machine: machines.Machine, settings: model.Settings
+) -> tuple[snapshot.Reason, ...]:
+    """Run the operator's commands after a change; those that failed are reasons to tell."""
+    commands = [hooks.Command(hook.command, hook.timeout_seconds) for hook in settings.after_change]
+    if not commands:
+        return ()
+    systemctl = hooks.by_unit(machine, options.environ)
+    failed = await threads.run(
+        lambda: hooks.after_change(machine, commands, environ=options.environ, systemctl=systemctl), name="after-change"
+    )
+    return tuple(
+        snapshot.Reason("after-change-failed", f"the after-change command {f.command} failed: {f.why}") for f in failed
+    )
+
+
+def _ownership(
+    machine: machines.Machine, settings: model.Settings, node: nodes.NodeState, layout: layouts.Layout
+) -> cycle.Ownership:
+    wants_mig = any(gpu.mig for gpu in layout.gpus)
+    found = owner.decide(owner.gather(machine, settings, node, wants_mig=wants_mig))
+    return cycle.Ownership(
+        owner=found.owner, may_write=found.may_write, code=found.code, why=found.why, takeover=found.takeover
+    )
 
 
 def _hindrance(options: Options, machine: machines.Machine) -> tuple[str, str] | None:
@@ -221,7 +248,9 @@ async def plan(node: Node) -> Planned:
     except errors.DriverError as cause:
         raise _with_hint(node, cause) from cause
     node.seen = (time.monotonic(), seen)
-    return Planned(state=seen.node, layout=seen.layout, plan=seen.plan, problems=seen.problems, ownership=seen.ownership)
+    return Planned(
+        state=seen.node, layout=seen.layout, plan=seen.plan, problems=seen.problems, ownership=seen.ownership
+    )
 
 
 async def apply(node: Node, *, stop: Callable[[], bool], progress: Callable[[str], None]) -> snapshot.Snapshot:

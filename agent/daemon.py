@@ -54,6 +54,7 @@ class Daemon:
             resume=self._resume,
             progress=lambda what: log.info("working", what=what),
             announce=self._announce,
+            keep_history=True,
         )
         self.loop = loop.Loop(
             self._around,
@@ -217,5 +218,3 @@ def run(options: app.Options) -> int:
     """Run the daemon until a signal. Returns the exit code; raises GpunodeError when it cannot start."""
     log.setup(verbose=options.verbose)
     return asyncio.run(_main(options))
-
-

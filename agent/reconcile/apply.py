@@ -81,7 +81,9 @@ def describe(step: plans.Step, gpu: nodes.Gpu) -> str:
     return f"GPU {gpu.index}: {what}"
 
 
-async def apply(plan: plans.Plan, node: nodes.NodeState, gpus: doors.Gpus, units: Units, order: Order) -> snapshot.Outcome:
+async def apply(
+    plan: plans.Plan, node: nodes.NodeState, gpus: doors.Gpus, units: Units, order: Order
+) -> snapshot.Outcome:
     """Carry out `plan` on `node` and return what was done and what failed. Raises nothing for a
     single GPU: its failure is in the outcome."""
     works = []
@@ -93,14 +95,18 @@ async def apply(plan: plans.Plan, node: nodes.NodeState, gpus: doors.Gpus, units
     waiting = [work for work in works if work.wants_reset]
     if waiting:
         await _reset(waiting, gpus, units, order)
-        await asyncio.gather(*(_run(work, gpus, order) for work in waiting if work.failure is None and not work.stopped))
+        await asyncio.gather(
+            *(_run(work, gpus, order) for work in waiting if work.failure is None and not work.stopped)
+        )
     failed = [work for work in works if work.failure is not None]
     if failed:
         await asyncio.gather(*(_roll_back(work, node, gpus, order) for work in failed))
     return snapshot.Outcome(
         done=tuple((work.gpu.uuid, tuple(work.done)) for work in works if work.done),
         failures=tuple(work.failure for work in works if work.failure is not None),
-        rolled_back=tuple(work.gpu.uuid for work in works if work.failure is not None and work.failure.rolled_back and work.done),
+        rolled_back=tuple(
+            work.gpu.uuid for work in works if work.failure is not None and work.failure.rolled_back and work.done
+        ),
         stopped=any(work.stopped for work in works),
     )
 
@@ -259,7 +265,9 @@ def as_layout(gpu: nodes.Gpu) -> layouts.GpuLayout:
         instances=tuple(
             layouts.InstanceSpec(
                 profile=instance.profile,
-                compute=() if [c.profile for c in instance.compute] == [instance.profile] else tuple(c.profile for c in instance.compute),
+                compute=()
+                if [c.profile for c in instance.compute] == [instance.profile]
+                else tuple(c.profile for c in instance.compute),
                 start=instance.placement.start,
             )
             for instance in gpu.instances
@@ -272,7 +280,9 @@ def same(one: nodes.Gpu, other: nodes.Gpu) -> bool:
     """Whether two observations of a GPU show the same mode and instances (ids and UUIDs apart)."""
 
     def shape(gpu: nodes.Gpu) -> object:
-        instances = sorted((i.placement, str(i.profile), sorted(str(c.profile) for c in i.compute)) for i in gpu.instances)
+        instances = sorted(
+            (i.placement, str(i.profile), sorted(str(c.profile) for c in i.compute)) for i in gpu.instances
+        )
         return gpu.mode, instances
 
     return shape(one) == shape(other)

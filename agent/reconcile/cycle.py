@@ -30,6 +30,7 @@ PASSES = 4
 IN_FORCE = "/run/gpunode/in-force.json"
 INDEXES = "/var/lib/gpunode/indexes.json"
 REBOOTS = "/var/lib/gpunode/reboots.json"
+HISTORY = "/var/lib/gpunode/history.json"
 
 
 class Intent(enum.Enum):
@@ -62,6 +63,7 @@ class Memory:
     cycle: int = 0
     generation: int = 0
     topology: str = ""
+    history: tuple[snapshot.Past, ...] | None = None
     last_success: float | None = None
 
 
@@ -70,7 +72,7 @@ class Surroundings:
     """Everything a cycle works with.
 
     `load()` reads the settings (raises SettingsError). `holders(node)` completes a state with who
-    uses what. `ownership(settings, node)` decides whose layout it is. `hindrance()` is a sentence
+    uses what. `ownership(settings, node, layout)` decides whose layout it is. `hindrance()` is a sentence
     when nothing may be written at all (kill switch, lock, not root), with its code. `jitter()`,
     `clock()` (Unix seconds) come from outside. `changed()` runs after a change (hooks).
     `pause`/`resume` hold the sampler off around a reset.
@@ -81,7 +83,7 @@ class Surroundings:
     load: Callable[[], model.Settings]
     clock: Callable[[], float]
     holders: Callable[[nodes.NodeState], Awaitable[nodes.NodeState]]
-    ownership: Callable[[model.Settings, nodes.NodeState], Ownership] = lambda _s, _n: Ownership()
+    ownership: Callable[[model.Settings, nodes.NodeState, layouts.Layout], Ownership] = lambda _s, _n, _l: Ownership()
     hindrance: Callable[[], tuple[str, str] | None] = lambda: None
     machine_id: Callable[[], str] = lambda: "unknown"
     any_hung: Callable[[], bool] = lambda: False
@@ -93,6 +95,7 @@ class Surroundings:
     announce: Callable[[snapshot.Snapshot], None] = lambda _: None
     memory: Memory = dataclasses.field(default_factory=Memory)
     force: bool = False
+    keep_history: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class Look:
     plan: plans.Plan
     ownership: Ownership
     problems: tuple[errors.Problem, ...]
+    gone: tuple[plans.Blocked, ...] = ()
+    """Why layouts of cards that have left the bus cannot be brought about."""
 
 
 def digest(layout: layouts.Layout) -> str:
@@ -127,18 +132,21 @@ async def look(around: Surroundings, settings: model.Settings) -> Look:
     """Observe and plan without acting. Raises DriverError, or SettingsError when the layout cannot be."""
     node = await around.holders(await around.gpus.observe())
     remembered = _remembered_indexes(around.machine)
-    found = resolve.resolve(settings, node, remembered=remembered)
-    ownership = around.ownership(settings, node)
+    found = resolve.resolve(settings, node, remembered=remembered, expected=around.expected())
+    ownership = around.ownership(settings, node, found.layout)
     plan = plans.compute(found.layout, node, policy(settings, node, force=around.force, any_hung=around.any_hung()))
     if found.blocked:
         plan = dataclasses.replace(
             plan,
             gpus=tuple(
-                dataclasses.replace(gpu, steps=(), blocked=found.blocked[gpu.uuid]) if gpu.uuid in found.blocked else gpu
+                dataclasses.replace(gpu, steps=(), blocked=found.blocked[gpu.uuid])
+                if gpu.uuid in found.blocked
+                else gpu
                 for gpu in plan.gpus
             ),
         )
-    return Look(node=node, layout=found.layout, plan=plan, ownership=ownership, problems=found.problems)
+    gone = tuple(blocked for key, blocked in found.blocked.items() if node.gpu(key) is None)
+    return Look(node=node, layout=found.layout, plan=plan, ownership=ownership, problems=found.problems, gone=gone)
 
 
 async def run_cycle(
@@ -168,17 +176,23 @@ async def run_cycle(
     settings, view, reasons = await _settings(around)
     if settings is None:
         node = await _node_or_none(around)
-        return _finish(around, base, node=node, settings=view, phase=snapshot.Phase.FAILED, reasons=reasons, writes=False)
+        return _finish(
+            around, base, node=node, settings=view, phase=snapshot.Phase.FAILED, reasons=reasons, writes=False
+        )
     try:
         seen = seen or await look(around, settings)
     except errors.SettingsError as cause:
         view = dataclasses.replace(view, valid=False, problems=(*view.problems, *cause.problems))
         reasons += tuple(snapshot.Reason("settings-invalid", str(p)) for p in cause.problems if p.is_error)
         node = await _node_or_none(around)
-        return _finish(around, base, node=node, settings=view, phase=snapshot.Phase.FAILED, reasons=reasons, writes=False)
+        return _finish(
+            around, base, node=node, settings=view, phase=snapshot.Phase.FAILED, reasons=reasons, writes=False
+        )
     except errors.DriverError as cause:
         reasons += (snapshot.Reason("driver", str(cause)),)
-        return _finish(around, base, settings=view, phase=snapshot.Phase.WAITING, reasons=reasons, driver_problem=str(cause))
+        return _finish(
+            around, base, settings=view, phase=snapshot.Phase.WAITING, reasons=reasons, driver_problem=str(cause)
+        )
     view = dataclasses.replace(view, problems=(*view.problems, *seen.problems))
     for problem in seen.problems:
         log.debug("settings warning", problem=problem)
@@ -206,7 +220,9 @@ async def run_cycle(
     )
 
 
-async def _settings(around: Surroundings) -> tuple[model.Settings | None, snapshot.SettingsView, tuple[snapshot.Reason, ...]]:
+async def _settings(
+    around: Surroundings,
+) -> tuple[model.Settings | None, snapshot.SettingsView, tuple[snapshot.Reason, ...]]:
     """Load the settings, or fall back on the last good ones and say so."""
     memory = around.memory
     try:
@@ -216,7 +232,10 @@ async def _settings(around: Surroundings) -> tuple[model.Settings | None, snapsh
         reasons = tuple(snapshot.Reason("settings-invalid", str(p)) for p in cause.problems if p.is_error)
         for problem in cause.problems:
             if problem.is_error:
-                log.error("settings invalid, the last good ones stay in force" if good else "settings invalid", problem=problem)
+                log.error(
+                    "settings invalid, the last good ones stay in force" if good else "settings invalid",
+                    problem=problem,
+                )
         view = snapshot.SettingsView(
             sources=() if good is None else good.sources,
             digest="" if good is None else good.digest,
@@ -246,9 +265,7 @@ async def _node_or_none(around: Surroundings) -> nodes.NodeState | None:
         return None
 
 
-def _hindrance(
-    around: Surroundings, settings: model.Settings, seen: Look, intent: Intent
-) -> tuple[str, str] | None:
+def _hindrance(around: Surroundings, settings: model.Settings, seen: Look, intent: Intent) -> tuple[str, str] | None:
     """Return (code, sentence) of what forbids acting in this cycle, None when it may act."""
     if intent is Intent.LOOK:
         return ("look", "only looking")
@@ -260,7 +277,10 @@ def _hindrance(
     if settings.enforcement == "observe":
         return ("observe", "enforcement is set to observe, so nothing is changed")
     if intent is Intent.DAEMON and settings.enforcement == "boot" and _was_in_force(around, seen.layout):
-        return ("boot-done", "the layout was in force once in this boot, and enforcement = \"boot\" repairs nothing after that")
+        return (
+            "boot-done",
+            'the layout was in force once in this boot, and enforcement = "boot" repairs nothing after that',
+        )
     return None
 
 
@@ -296,7 +316,9 @@ async def _act(
         try:
             seen = await look(around, settings)
         except errors.GpunodeError as cause:
-            failure = snapshot.Failure(uuid="", step=None, message=f"cannot look again after acting: {cause}", rolled_back=False)
+            failure = snapshot.Failure(
+                uuid="", step=None, message=f"cannot look again after acting: {cause}", rolled_back=False
+            )
             return dataclasses.replace(total, failures=(*total.failures, failure)), seen
         if outcome.failures or outcome.stopped or not outcome.changed:
             break
@@ -372,12 +394,13 @@ def _judge(
     for gpu in seen.plan.blocked:
         assert gpu.blocked is not None
         reasons.append(snapshot.Reason(gpu.blocked.kind.value, gpu.blocked.message, gpu.uuid))
+    reasons += [snapshot.Reason(gone.kind.value, gone.message) for gone in seen.gone]
     for gpu in seen.plan.gpus:
         if gpu.drift and gpu.blocked is None:
             words = "; ".join(d.message for d in gpu.drift)
             reasons.append(snapshot.Reason("drift", f"GPU {indexes.get(gpu.uuid, gpu.index)}: {words}", gpu.uuid))
     if seen.plan.in_sync and not any(r.code == "step-failed" for r in reasons):
-        blocked_anyway = bool(seen.plan.blocked)
+        blocked_anyway = bool(seen.plan.blocked or seen.gone)
         return (snapshot.Phase.BLOCKED if blocked_anyway else snapshot.Phase.CONVERGED), tuple(reasons)
     if hindrance is not None and hindrance[0] != "look":
         reasons.append(snapshot.Reason(hindrance[0], hindrance[1]))
@@ -390,7 +413,11 @@ def _judge(
             numbers = ", ".join(str(indexes[uuid]) for uuid in pending)
             how = "a GPU reset or a reboot" if not settings.mode_change else "a reset or reboot that is not allowed now"
             reasons.append(
-                snapshot.Reason("mode-pending", f"the MIG mode change of GPU {numbers} waits for {how} (see mode-change)", pending[0])
+                snapshot.Reason(
+                    "mode-pending",
+                    f"the MIG mode change of GPU {numbers} waits for {how} (see mode-change)",
+                    pending[0],
+                )
             )
     if any(r.code == "step-failed" for r in reasons):
         return snapshot.Phase.FAILED, tuple(reasons)
@@ -426,7 +453,9 @@ def _reboot(around: Surroundings, seen: Look) -> tuple[snapshot.Phase, snapshot.
             around.machine.request_reboot("a MIG mode change is pending")
         except errors.GpunodeError as cause:
             return snapshot.Phase.FAILED, snapshot.Reason("reboot-failed", f"cannot request the reboot: {cause}")
-        return snapshot.Phase.REBOOT_PENDING, snapshot.Reason("reboot-pending", "a reboot was requested; the MIG mode change takes effect with it")
+        return snapshot.Phase.REBOOT_PENDING, snapshot.Reason(
+            "reboot-pending", "a reboot was requested; the MIG mode change takes effect with it"
+        )
     if verdict.pending:
         return snapshot.Phase.REBOOT_PENDING, snapshot.Reason("reboot-pending", verdict.why)
     return snapshot.Phase.FAILED, snapshot.Reason("reboot-refused", f"no reboot is requested: {verdict.why}")
@@ -444,13 +473,45 @@ def _finish(around: Surroundings, base: snapshot.Snapshot, **fields: object) -> 
     now = around.clock()
     if fields.get("phase") is snapshot.Phase.CONVERGED:
         memory.last_success = now
-    return dataclasses.replace(
+    result = dataclasses.replace(
         base,
         generation=memory.generation,
         duration=max(0.0, now - base.started),
         last_success=memory.last_success,
         **fields,  # type: ignore[arg-type]
     )
+    return dataclasses.replace(result, history=_history(around, result))
+
+
+def _history(around: Surroundings, result: snapshot.Snapshot) -> tuple[snapshot.Past, ...]:
+    """Return the last cycles that did or found something, this one last; kept over reboots.
+
+    A cycle like the one before it, in which nothing was done, is not told again: it only moves the
+    time of the last.
+    """
+    place = around.machine.path(HISTORY)
+    memory = around.memory
+    if memory.history is None:
+        memory.history = snapshot.read_history(_read_json(place))
+    entry = snapshot.past(result, boot_id=_boot_id(around.machine))
+    last = memory.history[-1] if memory.history else None
+    if last is not None and last.same(entry):
+        memory.history = (*memory.history[:-1], dataclasses.replace(last, last_at=entry.last_at, times=last.times + 1))
+        return memory.history
+    memory.history = (*memory.history, entry)[-snapshot.HISTORY_LENGTH :]
+    if around.keep_history:
+        try:
+            files.write_atomic(place, json.dumps(snapshot.write_history(memory.history)).encode())
+        except OSError as cause:
+            log.debug("cannot keep the history of cycles", path=place, cause=cause)
+    return memory.history
+
+
+def _boot_id(machine: machines.Machine) -> str:
+    try:
+        return machine.boot_id()
+    except errors.GpunodeError:
+        return ""
 
 
 def fingerprint(node: nodes.NodeState) -> str:
@@ -458,7 +519,8 @@ def fingerprint(node: nodes.NodeState) -> str:
     parts = []
     for gpu in node.gpus:
         instances = [
-            (i.id, i.profile_id, i.placement.start, tuple((c.id, c.profile_id, c.uuid) for c in i.compute)) for i in gpu.instances
+            (i.id, i.profile_id, i.placement.start, tuple((c.id, c.profile_id, c.uuid) for c in i.compute))
+            for i in gpu.instances
         ]
         parts.append((gpu.uuid, gpu.state.value, gpu.mode, sorted(instances)))
     return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -469,9 +531,12 @@ def _remember(around: Surroundings, seen: Look) -> None:
     machine = around.machine
     record = {"boot_id": machine.boot_id(), "layout": digest(seen.layout)}
     indexes = {str(gpu.index): gpu.pci_bus_id for gpu in seen.node.gpus}
+    known = _remembered_indexes(machine) or {}
     for path, document in ((IN_FORCE, record), (INDEXES, {"indexes": indexes})):
         if not seen.layout.gpus:
             continue
+        if path == INDEXES and set(indexes.values()) < set(known.values()):
+            continue  # a card has left the bus: the others keep the indexes they had
         place = machine.path(path)
         if _read_json(place) == document:
             continue

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from agent import errors, log, threads
 from agent.reconcile import backoff, cycle, snapshot
+from agent.settings import watch
 
 _SETTLED = (snapshot.Phase.CONVERGED, snapshot.Phase.DRIFTED)
 
@@ -16,7 +17,8 @@ class Loop:
     """Runs cycles until told to stop.
 
     `wake(reason)` may be called from any thread. `on_cycle` gets every snapshot. `fingerprint()` is
-    asked each `poll` seconds and a change of its answer wakes the loop with "settings".
+    asked each `poll` seconds, and a change of its answer that holds still wakes the loop with
+    "settings".
     """
 
     def __init__(
@@ -26,7 +28,7 @@ class Loop:
         on_cycle: Callable[[snapshot.Snapshot], Awaitable[None]],
         fingerprint: Callable[[], str],
         jitter: Callable[[], float],
-        poll: float = 1.0,
+        poll: float = 0.5,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._around = around
@@ -66,7 +68,7 @@ class Loop:
         self._loop = asyncio.get_running_loop()
         trigger = "start"
         while not self.stopping:
-            seen = await self._read_fingerprint()
+            watched = watch.Watch(await self._read_fingerprint())
             try:
                 result = await cycle.run_cycle(
                     self._around, intent=cycle.Intent.DAEMON, trigger=trigger, stop=lambda: self.stopping
@@ -80,14 +82,16 @@ class Loop:
                 await self._on_cycle(result)
             if self.stopping:
                 return
-            trigger = await self._wait(seen)
+            trigger = await self._wait(watched)
 
-    async def _wait(self, seen: str) -> str:
+    async def _wait(self, watched: watch.Watch) -> str:
         """Wait for the next reason to run a cycle and return it."""
         settings = self._around.memory.settings
         period = settings.period if settings is not None else 60.0
         limit, reason = (
-            (period, "period") if self._failures == 0 else (min(period, backoff.delay(self._failures, self._jitter())), "retry")
+            (period, "period")
+            if self._failures == 0
+            else (min(period, backoff.delay(self._failures, self._jitter())), "retry")
         )
         end = self._monotonic() + limit
         while True:
@@ -102,7 +106,7 @@ class Loop:
                 async with asyncio.timeout(max(0.0, min(self._poll, end - self._monotonic()))):
                     await self._event.wait()
             except TimeoutError:
-                if await self._read_fingerprint() != seen:
+                if watched.saw(await self._read_fingerprint(), self._monotonic()):
                     return "settings"
 
     async def _read_fingerprint(self) -> str:

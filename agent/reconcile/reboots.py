@@ -43,7 +43,9 @@ def decide(requests: tuple[Request, ...], *, target: str, boot_id: str, machine_
         if request.target == target and request.boot_id == boot_id:
             return Verdict(allowed=False, pending=True, why="a reboot was requested and has not happened yet")
     if any(r.boot_id == boot_id for r in mine):
-        return Verdict(allowed=False, pending=True, why="a reboot for another layout was requested and has not happened yet")
+        return Verdict(
+            allowed=False, pending=True, why="a reboot for another layout was requested and has not happened yet"
+        )
     if any(r.target == target for r in mine):
         return Verdict(allowed=False, why="the node was already rebooted once for this layout, and that did not help")
     # A clock set back must not open the window again: a request from the future counts as recent.
@@ -58,7 +60,9 @@ def parse(text: str) -> tuple[Request, ...]:
     try:
         document = json.loads(text)
         return tuple(
-            Request(target=str(r["target"]), boot_id=str(r["boot_id"]), machine_id=str(r["machine_id"]), at=float(r["at"]))
+            Request(
+                target=str(r["target"]), boot_id=str(r["boot_id"]), machine_id=str(r["machine_id"]), at=float(r["at"])
+            )
             for r in document["requests"]
         )
     except (KeyError, TypeError, ValueError) as cause:

@@ -72,6 +72,61 @@ class SettingsView:
     problems: tuple[errors.Problem, ...] = ()
 
 
+HISTORY_LENGTH = 50
+"""How many cycles are remembered."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Past:
+    """A cycle of the past in short: how it ended, what was done. `times` such cycles ran from `at` to
+    `last_at` (Unix seconds)."""
+
+    at: float
+    last_at: float
+    boot_id: str
+    trigger: str
+    phase: str
+    steps: int
+    reasons: tuple[str, ...] = ()
+    times: int = 1
+
+    def same(self, other: Past) -> bool:
+        """Whether the other tells nothing new: same boot, phase and reasons, and nothing was done."""
+        return other.steps == 0 and (self.boot_id, self.phase, self.reasons) == (
+            other.boot_id,
+            other.phase,
+            other.reasons,
+        )
+
+
+def past(result: Snapshot, *, boot_id: str) -> Past:
+    """Return a cycle's entry for the history."""
+    done = result.outcome.done if result.outcome is not None else ()
+    return Past(
+        at=result.started,
+        last_at=result.started,
+        boot_id=boot_id,
+        trigger=result.trigger,
+        phase=result.phase.value,
+        steps=sum(len(steps) for _, steps in done),
+        reasons=tuple(f"{r.code}: {r.message}" for r in result.reasons[:10]),
+    )
+
+
+def write_history(history: tuple[Past, ...]) -> dict[str, object]:
+    """Return the history as a document."""
+    return {"version": 1, "cycles": [dataclasses.asdict(entry) for entry in history]}
+
+
+def read_history(document: object) -> tuple[Past, ...]:
+    """Read a history; what is not one counts as none, as nothing is decided by it."""
+    try:
+        cycles = document["cycles"]  # type: ignore[index]
+        return tuple(Past(**{**entry, "reasons": tuple(entry["reasons"])}) for entry in cycles)[-HISTORY_LENGTH:]
+    except (KeyError, TypeError):
+        return ()
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Snapshot:
     """The node after a cycle. `node` is None while there is no driver; `driver_problem` says why.
@@ -98,3 +153,4 @@ class Snapshot:
     simulated: str | None = None
     writes: bool = True
     last_success: float | None = None
+    history: tuple[Past, ...] = ()

@@ -122,7 +122,7 @@ async def test_what_forbids_writing_is_said_and_kept_to(make: Make, hindrance: t
 async def test_another_owner_is_left_to_it(make: Make) -> None:
     rig = make("h100.80gb:1", HALVES)
     theirs = cycle.Ownership(owner="migmanager", may_write=False, code="owner-migmanager", why="migmanager owns it")
-    result = await rig.cycle(ownership=lambda _s, _n: theirs)
+    result = await rig.cycle(ownership=lambda _s, _n, _l: theirs)
     assert (result.phase, result.owner) == (snapshot.Phase.BLOCKED, "migmanager")
     assert rig.sim.mutations == 0
 
