@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from agent.sim import calls as simulated_calls
 from agent.sim import prototypes
 from tests.e2e import daemons
 
 SIMULATED = ("--simulate", "p4d.24xlarge", "--settings", daemons.EXAMPLE)
+simulated_calls.load()  # the table is filled when the simulated library is made, which here happens in the child
 MUTATING = {name for name, prototype in prototypes.PROTOTYPES.items() if prototype.mutates}
 
 
