@@ -11,7 +11,7 @@ import ctypes
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pynvml
@@ -23,6 +23,7 @@ from agent.nvml import calls, models
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
 
 _INSUFFICIENT_SIZE = 7
 _ROOM = 64
@@ -85,13 +86,7 @@ class Catalog:
 
 def _ask(handle: Any, kind: Kind, model: str) -> list[nodes.ProfileOffer]:
     offers: list[nodes.ProfileOffer] = []
-    for index in range(_LAST_INDEX):
-        try:
-            info, told = _profile_info(handle, index)
-        except errors.InvalidArgument:
-            break
-        except errors.NotSupported:
-            continue
+    for index, (info, told) in _each(lambda index: _profile_info(handle, index)):
         profile = _name(told, int(info.sliceCount), int(info.memorySizeMB), kind[2], index)
         placements = _placements(handle, int(info.id))
         if profile is None or not placements:
@@ -118,6 +113,32 @@ def _ask(handle: Any, kind: Kind, model: str) -> list[nodes.ProfileOffer]:
             )
         )
     return offers
+
+
+def _each(ask: Callable[[int], T]) -> Iterator[tuple[int, T]]:
+    """Ask for selector after selector until the driver knows no further one.
+
+    "Invalid argument" is also what a dead handle gets: the first selector is always a valid one, and
+    the end is believed when it is told twice. A table cut short would hide instances from everybody.
+    """
+    refused = False
+    index = 0
+    while index < _LAST_INDEX:
+        try:
+            answer = ask(index)
+        except errors.InvalidArgument:
+            if index == 0:
+                raise
+            if refused:
+                return
+            refused = True
+            continue
+        except errors.NotSupported:
+            pass
+        else:
+            yield index, answer
+        refused = False
+        index += 1
 
 
 def _profile_info(handle: Any, index: int) -> tuple[Any, str]:
@@ -181,13 +202,7 @@ def _placements_by(call: str, handle: Any, profile_id: int, entry: type[Any]) ->
 
 def _ask_compute(instance: Any, offer: nodes.ProfileOffer) -> list[nodes.ComputeOffer]:
     found: list[nodes.ComputeOffer] = []
-    for index in range(_LAST_INDEX):
-        try:
-            info, told = _compute_info(instance, index)
-        except errors.InvalidArgument:
-            break
-        except errors.NotSupported:
-            continue
+    for index, (info, told) in _each(lambda index: _compute_info(instance, index)):
         slices = int(info.sliceCount)
         profile = _compute_name(told, slices, int(info.multiprocessorCount), offer)
         found.append(

@@ -99,7 +99,10 @@ class NvmlGpus:
         MIG instances are told to root only."""
         await self._look()
         slots = sorted(self._slots.values(), key=lambda slot: slot.index)
-        gpus = await asyncio.gather(*(self._observe(slot) for slot in slots))
+        denied: list[errors.NoPermission] = []
+        gpus = await asyncio.gather(*(self._observe(slot, denied) for slot in slots))
+        if denied and not any(gpu.mode is not None and gpu.mode.current for gpu in gpus):
+            raise errors.DriverError(f"the MIG instances of this node cannot be read: that needs root ({denied[0]})")
         self._start_events()
         versions = self._session.versions
         return nodes.NodeState(
@@ -411,17 +414,18 @@ class NvmlGpus:
         slot.card, slot.epoch, slot.uuid = fresh, epoch, fresh.uuid
         return fresh
 
-    async def _observe(self, slot: _Slot) -> nodes.Gpu:
-        """Read one GPU; whatever is wrong with it is told in the answer. Raises DriverError only."""
+    async def _observe(self, slot: _Slot, denied: list[errors.NoPermission] | None = None) -> nodes.Gpu:
+        """Read one GPU; whatever is wrong with it is told in the answer, and a refusal for want of root
+        noted in `denied` as well. Raises DriverError only."""
         if slot.missing is not None:
             return self._blank(slot, nodes.GpuState.LOST, slot.missing)
         index = slot.index
         try:
             return await self._in_lane(slot, lambda card: reading.observe(card, index, self._catalog, self._name))
         except errors.NoPermission as cause:
-            raise errors.DriverError(
-                f"the MIG instances of this node cannot be read: that needs root ({cause})"
-            ) from cause
+            if denied is not None:
+                denied.append(cause)
+            return self._blank(slot, nodes.GpuState.ERROR, str(cause))
         except errors.Hung as cause:
             return self._blank(slot, nodes.GpuState.HUNG, str(cause))
         except errors.Lost as cause:
