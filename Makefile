@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml
 
 run: setup ## run the daemon on a simulated node until Ctrl-C (NODE=…, SETTINGS=…)
 	@echo 'try:  curl -s http://127.0.0.1:19400/healthz    (also /livez /readyz /status /metrics, and / in a browser)'
-	@exec $(BIN)/gpunode run --simulate $(NODE) --settings $(SETTINGS)
+	@exec $(BIN)/gpunode run --simulate $(NODE) --sim-state .sim-$(NODE) --settings $(SETTINGS)
 
 test: setup ## run the tests (those marked full apart)
 	$(BIN)/python -m pytest -n $(WORKERS) -q
