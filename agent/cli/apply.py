@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import signal
 import sys
 
@@ -44,15 +45,15 @@ async def _apply(node: app.Node) -> int:
         print("gpunode: nothing was changed", file=options.stderr)
         return errors.EXIT_FAILED
     try:
-        after, interrupted = await _work(node)
+        after, interrupted = await _work(node, planned)
     except errors.BlockedError as cause:
         if not in_sync:
             raise
         print(f"gpunode: nothing to do, and {cause}", file=options.stderr)
         after, interrupted = await app.look(node), False
     code = _code(after)
-    for reason in after.reasons:
-        print(f"{reason.code}: {reason.message}", file=options.stderr)
+    for line in render.reason_lines(after.reasons, after.node):
+        print(line, file=options.stderr)
     if interrupted and code != errors.EXIT_OK:
         code = errors.EXIT_FAILED
     if interrupted:
@@ -81,9 +82,18 @@ def _confirmed(plan: steps.Plan, options: app.Options) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-async def _work(node: app.Node) -> tuple[snapshot.Snapshot, bool]:
+async def _work(node: app.Node, planned: app.Planned) -> tuple[snapshot.Snapshot, bool]:
     """Run the cycle; return what it left, and whether a signal ended it."""
     options = node.options
+    shown = planned.plan
+
+    def announce(next_: snapshot.Snapshot) -> None:
+        # A second pass: the driver told its profiles only after MIG was on, or the node has changed.
+        if next_.plan != shown and next_.node is not None:
+            told = render.plan_table(next_.plan, next_.node)
+            out.table(told, options.stderr if options.output == "json" else options.stdout, options.environ)
+
+    node.around = dataclasses.replace(node.around, announce=announce)
     stop = asyncio.Event()
     again = asyncio.Event()
     terminated = asyncio.Event()

@@ -107,8 +107,8 @@ async def _check(node: app.Node, wait: float) -> int:
         simulated = f" (simulated {seen.simulated})" if seen.simulated else ""
         print(f"{seen.phase.value}{simulated}: as wanted", file=options.stdout)
     if answer != errors.EXIT_OK and _complain(seen, options) == errors.EXIT_OK:
-        for reason in seen.reasons:
-            print(f"{reason.code}: {reason.message}", file=options.stderr)
+        for line in render.reason_lines(seen.reasons, seen.node):
+            print(line, file=options.stderr)
     return answer
 
 

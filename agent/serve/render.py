@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
@@ -400,8 +401,31 @@ def _head(snapshot: snapshots.Snapshot, health: healths.Health | None) -> list[s
     if snapshot.owner not in ("gpunode", ""):
         lines.append(f"the layout belongs to {snapshot.owner}; gpunode observes")
     reasons = snapshot.reasons if health is None else health.reasons
-    lines += [f"! {reason.code}: {reason.message}" for reason in reasons]
+    lines += [f"! {line}" for line in reason_lines(reasons, node)]
     return lines
+
+
+def reason_lines(reasons: Iterable[snapshots.Reason], node: nodes.NodeState | None) -> list[str]:
+    """Return reasons as "code: message", those that say the same of several GPUs as one line."""
+    known = {} if node is None else {gpu.uuid: gpu.index for gpu in node.gpus}
+    groups: dict[tuple[str, str], list[tuple[str, int | None]]] = collections.defaultdict(list)
+    for reason in reasons:
+        index = None if reason.gpu is None else known.get(reason.gpu)
+        said = reason.message if index is None else _of_any(reason.message, index)
+        groups[reason.code, said].append((reason.message, index))
+    lines = []
+    for (code, said), members in groups.items():
+        numbers = [index for _, index in members if index is not None]
+        if len(set(numbers)) > 1:
+            lines.append(f"{code}: GPU {indexes(numbers)}: {said.removeprefix('the GPU: ')}")
+        else:
+            lines.append(f"{code}: {members[0][0]}")
+    return lines
+
+
+def _of_any(text: str, index: int) -> str:
+    """Return what is said of one GPU as it would be said of any."""
+    return re.sub(rf"\bGPU {index}\b", "the GPU", text)
 
 
 def _gpu_row(
@@ -511,16 +535,19 @@ _SIGNS: Mapping[str, str] = {
 
 
 def step_words(step: plans.Step) -> str:
-    """Return a step in words, without the GPU it is done on."""
+    """Return a step in words, without the GPU it is done on.
+
+    GPU instances are told by their place: their ids differ between cards of one model.
+    """
     match step:
         case plans.SetMigMode():
             return f"turn MIG {'on' if step.enabled else 'off'}"
         case plans.ResetGpu():
             return "reset the GPU"
         case plans.DestroyComputeInstance():
-            return f"destroy compute instance {step.id} ({step.profile}) in GPU instance {step.gpu_instance_id}"
+            return f"destroy compute instance {step.id} ({step.profile}) in the one at {step.gpu_instance}"
         case plans.DestroyGpuInstance():
-            return f"destroy GPU instance {step.id} ({step.profile}) at {step.placement}"
+            return f"destroy GPU instance {step.profile} at {step.placement}"
         case plans.CreateGpuInstance():
             return f"create GPU instance {step.profile} at {step.placement}"
         case plans.CreateComputeInstance():
@@ -538,8 +565,11 @@ def plan_table(plan: plans.Plan, node: nodes.NodeState) -> str:
         lines.append(f"SIMULATED NODE {node.simulated}: these GPUs are not there")
     groups: dict[tuple[str, ...], list[plans.GpuPlan]] = collections.defaultdict(list)
     for gpu in plan.gpus:
-        groups[_plan_block(gpu, node)].append(gpu)
-    for block, members in groups.items():
+        observed = node.gpu(gpu.uuid)
+        what = "" if observed is None else f"{observed.name} {observed.model}"
+        groups[what, *(_of_any(line, gpu.index) for line in _plan_block(gpu, node))].append(gpu)
+    for (_, *told), members in groups.items():
+        block = told if len(members) > 1 else _plan_block(members[0], node)
         observed = node.gpu(members[0].uuid)
         name = f"{observed.name} ({observed.model})" if observed is not None else members[0].uuid
         count = "" if len(members) == 1 else f"{len(members)} x "
@@ -556,7 +586,7 @@ def _plan_block(plan: plans.GpuPlan, node: nodes.NodeState) -> tuple[str, ...]:
         lines.append(f"! {gpu.state.value}" + (f": {gpu.problem}" if gpu.problem else ""))
     if not plan.managed and not plan.steps and plan.blocked is None:
         return (*lines, "nothing is declared for it: left as it is")
-    rows = [("=", f"keep GPU instance {k.id} ({k.profile}) at {k.placement}", k.why) for k in plan.kept]
+    rows = [("=", f"keep GPU instance {k.profile} at {k.placement}", k.why) for k in plan.kept]
     rows += [(_SIGNS[step.kind], step_words(step), step.why) for step in plan.steps]
     width = max((len(words) for _, words, _ in rows), default=0)
     lines += [f"{sign} {words.ljust(width)}  {why}".rstrip() for sign, words, why in rows]

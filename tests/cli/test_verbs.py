@@ -147,6 +147,18 @@ def test_apply_as_json_is_one_document(bench: Bench) -> None:
     assert "create GPU instance 2g.10gb" in ended.err
 
 
+def test_plan_of_a_second_pass_is_printed_before_it_runs(gpunode: Run, tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('profiles-need-mig = true\ndriver-version = "535.129.03"\n[[gpu]]\nmodel = "a100.40gb"\n')
+    bench = Bench(gpunode, tmp_path, str(file))
+    ended = bench("apply", "--yes", *bench.settings(UNIFORM))
+    assert ended.code == 0, ended.err
+    first, _, second = ended.out.partition("the rest is planned after that")
+    assert "turn MIG on" in first
+    assert "create GPU instance" not in first
+    assert second.count("+ create GPU instance 2g.10gb") == 3
+
+
 def test_what_is_in_use_is_never_touched_and_its_holder_named(split: Bench) -> None:
     with split.open() as node:
         gi = min(node.driver.gpus[0].state.instances)
@@ -341,7 +353,7 @@ def test_check_of_status_answers_by_exit_code(split: Bench) -> None:
     drifted = split("status", "--check", *split.settings(HALVES))
     assert drifted.code == 3
     assert not drifted.out
-    assert "drift: GPU 0" in drifted.err
+    assert "drift: GPU 0: " in drifted.err
     broken = split("status", "--check", *split.settings("[gpunod]\n"))
     assert broken.code == 2
     assert "gpunod" in broken.err

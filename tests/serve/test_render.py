@@ -423,3 +423,30 @@ def test_problem_tells_where() -> None:
 )
 def test_gpu_numbers_in_short(numbers: list[int], text: str) -> None:
     assert render.indexes(numbers) == text
+
+
+def test_reasons_that_say_the_same_of_several_gpus_are_one_line() -> None:
+    seen = state(*(split_gpu(i) for i in range(12)))
+    reasons = [snapshot.Reason("drift", f"GPU {i}: MIG is off", f"GPU-{i}") for i in (0, 1, 2, 11)]
+    reasons += [snapshot.Reason("lost", "GPU 1 fell off the bus", "GPU-1"), snapshot.Reason("lock", "GPU 1 is locked")]
+    assert render.reason_lines(reasons, seen) == [
+        "drift: GPU 0-2, 11: MIG is off",
+        "lost: GPU 1 fell off the bus",
+        "lock: GPU 1 is locked",
+    ]
+    assert render.reason_lines(reasons[:1], None) == ["drift: GPU 0: MIG is off"]
+
+
+def test_gpus_that_are_blocked_alike_are_told_once() -> None:
+    gpus = tuple(dataclasses.replace(split_gpu(i), mode=None, offers=()) for i in range(4))
+    made, seen = planned("2g.10gb", *gpus)
+    text = render.plan_table(made, seen)
+    assert text.count("not-capable") == 1
+    assert "GPU 0-3: 4 x NVIDIA A100-SXM4-40GB" in text
+
+
+def test_gpus_that_differ_in_ids_alone_are_told_once() -> None:
+    one, two = split_gpu(0, *UNIFORM), split_gpu(1, *UNIFORM)
+    two = dataclasses.replace(two, instances=tuple(dataclasses.replace(i, id=i.id + 20) for i in two.instances))
+    made, seen = planned("2g.10gb 3g.20gb", one, two)
+    assert "GPU 0-1: 2 x" in render.plan_table(made, seen)
