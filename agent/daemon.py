@@ -16,9 +16,9 @@ import signal
 import sys
 import time
 
-from agent import app, errors, log, measures
+from agent import app, errors, log, measures, threads
+from agent.host import journal, notify, real
 from agent.host import listen as inherited
-from agent.host import notify
 from agent.reconcile import loop, snapshot
 from agent.sample import loop as sampling
 from agent.serve import board as boards
@@ -142,6 +142,8 @@ class Daemon:
                 fingerprint=lambda: source.fingerprint(node.request),
                 jitter=random.random,
             )
+        else:
+            await self._start_left_units()
         settings = node.settings
         addresses = node.options.listen or (settings.listen if settings and settings.listen else DEFAULT_LISTEN)
         serving = await server.start(
@@ -174,6 +176,15 @@ class Daemon:
         await self._wind_down(tasks, serving)
         ended.cancel()
         return code
+
+    async def _start_left_units(self) -> None:
+        """Start what an earlier run stopped for a reset and, having died, never started again."""
+        machine = self._node.machine
+        if isinstance(machine, real.RealMachine):
+            try:
+                await threads.run(machine.start_left_units, name="left-units")
+            except errors.GpunodeError as cause:
+                log.error("units stopped by an earlier run stay stopped", cause=cause)
 
     async def _wind_down(self, tasks: list[asyncio.Task[None]], serving: server.Server) -> None:
         """End all parts, within the promised time; the step at hand may end first."""
@@ -217,4 +228,5 @@ def end(code: int) -> None:
 def run(options: app.Options) -> int:
     """Run the daemon until a signal. Returns the exit code; raises GpunodeError when it cannot start."""
     log.setup(verbose=options.verbose)
+    journal.install(options.environ)
     return asyncio.run(_main(options))
