@@ -198,7 +198,7 @@ def gather(
     What was seen is kept for the next boot unless `remember` is False or it cannot be written.
     """
     running = _running(machine)
-    release = _os_release(machine)
+    release = os_release(machine)
     bottlerocket = release.get("ID") == "bottlerocket"
     strategy, enabled, problem = _host_settings(machine, settings.bottlerocket) if bottlerocket else (None, True, None)
     memory = _Memory(machine)
@@ -220,7 +220,7 @@ def gather(
         migmanager_busy=_migmanager_busy(machine, running) if bottlerocket else None,
         ampere=any(gpu.mig_capable and "ampere" in gpu.architecture.lower() for gpu in node.gpus)
         or any(gpu.mig_capable and gpu.resetless is False for gpu in node.gpus),
-        ecs=_ecs(machine, release),
+        ecs=ecs_node(machine, release),
     )
 
 
@@ -233,7 +233,8 @@ def _running(machine: machines.Machine) -> Mapping[str, list[int]]:
     return found
 
 
-def _os_release(machine: machines.Machine) -> dict[str, str]:
+def os_release(machine: machines.Machine) -> dict[str, str]:
+    """Return what /etc/os-release (or its fallback) says, {} where there is none."""
     text = (
         files.read_text(machine.path("/etc/os-release")) or files.read_text(machine.path("/usr/lib/os-release")) or ""
     )
@@ -296,7 +297,8 @@ def _migmanager_busy(machine: machines.Machine, running: Mapping[str, list[int]]
     return None
 
 
-def _ecs(machine: machines.Machine, release: Mapping[str, str]) -> str | None:
+def ecs_node(machine: machines.Machine, release: Mapping[str, str]) -> str | None:
+    """Return what makes this an ECS node, in words, None when it is none."""
     variant = release.get("VARIANT_ID", "")
     if re.match(r"aws-ecs-", variant):
         return f"Bottlerocket variant {variant}"

@@ -82,6 +82,11 @@ def read(socket: Path, *, deadline: float = 5.0) -> tuple[Pod, ...]:
     return asyncio.run(list_pods(socket, deadline=deadline))
 
 
+def read_allocatable(socket: Path, *, deadline: float = 5.0) -> tuple[Devices, ...]:
+    """Do `allocatable` from a thread that has no event loop."""
+    return asyncio.run(allocatable(socket, deadline=deadline))
+
+
 # --- the call ----------------------------------------------------------------------------------
 
 

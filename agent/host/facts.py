@@ -1,0 +1,257 @@
+"""What this host says about its GPUs besides the driver: files, sockets and processes of their neighbours.
+
+Only looked at, never changed. The answers are plain facts; what is wrong with them is decided by
+`agent.findings`, which does no I/O.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from agent.host import ec2, ecs, files, owner, pods, processes
+from agent.host import holders as gpu_holders
+from agent.host import machine as machines
+from agent.mig import node as nodes
+
+ECS_GPU_INFO = "/var/lib/ecs/gpu/nvidia-gpu-info.json"
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi", "/run/cdi")
+PLUGIN_FOLDER = "/var/lib/kubelet/device-plugins"
+DRA_SOCKET = "/var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock"
+GFD_LABELS = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
+BOTTLEROCKET_PLUGIN = "/etc/nvidia-k8s-device-plugin/settings.yaml"
+OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
+
+_PLUGIN_PROCESS = "nvidia-device-p"  # nvidia-device-plugin, as far as the kernel keeps a name
+_DRA_PROCESS = "gpu-kubelet-plu"
+_MPS_PROCESS = "nvidia-cuda-mps"
+_DEVICE = re.compile(r"""(?<![A-Za-z])["']?name["']?\s*:\s*["']?([^"',\s}]+)""")
+_KIND = re.compile(r"""["']?kind["']?\s*:\s*["']?nvidia\.com/gpu["'\s,}]""")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CdiSpec:
+    """A CDI specification of kind nvidia.com/gpu: its path on the host, when it was written (Unix
+    seconds) and the devices it names."""
+
+    path: str
+    written: float
+    devices: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EcsGpuInfo:
+    """What the ECS agent was told of the GPUs: UUIDs in the order given. `problem` where it cannot be
+    read: then the agent registers no GPU."""
+
+    gpu_ids: tuple[str, ...] = ()
+    driver_version: str = ""
+    problem: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """What a container may see: `gpus` are UUIDs or ("all",). `name` is for people."""
+
+    name: str
+    gpus: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """One look at the host. None is "cannot be told"; the defaults are a host with nothing on it.
+
+    `instances_since` is when the newest instance of this node got its capability file, `plugin_since`
+    and `dra_since` when the device plugin and the DRA driver registered with the kubelet (Unix seconds).
+    `plugins` counts device plugin processes. `allocatable` is what the kubelet has of nvidia.com/*, by
+    resource; `allocatable_problem` why it did not tell. `strategy` is the device plugin's MIG strategy
+    where this host tells it, `strategy_source` the file that does. `ecs` says why this is an ECS node.
+    """
+
+    instance_type: ec2.InstanceType | None = None
+    bottlerocket: str | None = None
+    ecs: str | None = None
+    ecs_gpu_info: EcsGpuInfo | None = None
+    containers: tuple[Seen, ...] = ()
+    mps: bool = False
+    persistenced: bool | None = None
+    gridd: bool | None = None
+    overcommit: int | None = None
+    cdi: tuple[CdiSpec, ...] = ()
+    instances_since: float | None = None
+    plugins: int = 0
+    plugin_sockets: tuple[str, ...] = ()
+    plugin_since: float | None = None
+    dra: bool = False
+    dra_since: float | None = None
+    strategy: str | None = None
+    strategy_source: str | None = None
+    time_slicing: str | None = None
+    allocatable: Mapping[str, int] | None = None
+    allocatable_problem: str | None = None
+
+
+def gather(machine: machines.Machine, node: nodes.NodeState, *, deadline: float = 2.0) -> HostFacts:
+    """Look at the host around `node`. Blocks for files, a walk over /proc and, where the kubelet has its
+    socket, one question to it of at most `deadline` seconds: call it in a thread. Raises nothing."""
+    running = _running(machine)
+    kind = ec2.instance_type(node.instance_type or machine.instance_type())
+    release = owner.os_release(machine)
+    on_ecs = owner.ecs_node(machine, release)
+    strategy, source, slicing = plugin_settings(machine)
+    sockets = _plugin_sockets(machine)
+    allocatable, problem = _allocatable(machine, deadline)
+    dra = machine.path(DRA_SOCKET)
+    return HostFacts(
+        instance_type=kind,
+        bottlerocket=release.get("VERSION_ID", "") if release.get("ID") == "bottlerocket" else None,
+        ecs=on_ecs,
+        ecs_gpu_info=_ecs_gpu_info(machine) if on_ecs is not None else None,
+        containers=_containers(machine) if on_ecs is not None else (),
+        mps=_MPS_PROCESS in running,
+        persistenced=_active(machine, running, "nvidia-persiste", "nvidia-persistenced.service"),
+        gridd=_active(machine, running, "nvidia-gridd", "nvidia-gridd.service")
+        if kind is not None and kind.fraction < 1
+        else None,
+        overcommit=_number(files.read_text(machine.path(OVERCOMMIT))),
+        cdi=_cdi(machine),
+        instances_since=_instances_since(machine, node),
+        plugins=running.get(_PLUGIN_PROCESS, 0),
+        plugin_sockets=tuple(path.name for path in sockets),
+        plugin_since=max((t for path in sockets if (t := _modified(path)) is not None), default=None),
+        dra=_DRA_PROCESS in running or _modified(dra) is not None,
+        dra_since=_modified(dra),
+        strategy=strategy,
+        strategy_source=source,
+        time_slicing=slicing,
+        allocatable=allocatable,
+        allocatable_problem=problem,
+    )
+
+
+def plugin_settings(machine: machines.Machine) -> tuple[str | None, str | None, str | None]:
+    """Return the device plugin's MIG strategy, the file that tells it, and the file that asks for
+    time-slicing: from Bottlerocket's settings of its plugin, else from GPU feature discovery's labels."""
+    strategy = source = slicing = None
+    text = files.read_text(machine.path(BOTTLEROCKET_PLUGIN))
+    if text:
+        found = re.search(r"""^\s*["']?migStrategy["']?\s*:\s*["']?(none|single|mixed)\b""", text, re.MULTILINE)
+        if found:
+            strategy, source = found[1], BOTTLEROCKET_PLUGIN
+        if re.search(r"""^\s*["']?timeSlicing["']?\s*:""", text, re.MULTILINE):
+            slicing = BOTTLEROCKET_PLUGIN
+    labels = dict(
+        line.strip().split("=", 1)
+        for line in (files.read_text(machine.path(GFD_LABELS)) or "").splitlines()
+        if "=" in line
+    )
+    told = labels.get("nvidia.com/mig.strategy")
+    if strategy is None and told in ("none", "single", "mixed"):
+        strategy, source = told, GFD_LABELS
+    if slicing is None and any(
+        key.endswith(".sharing-strategy") and value == "time-slicing" for key, value in labels.items()
+    ):
+        slicing = GFD_LABELS
+    return strategy, source, slicing
+
+
+def _running(machine: machines.Machine) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for pid in processes.pids(machine):
+        name = processes.command(machine, pid)
+        if name is not None:
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _active(machine: machines.Machine, running: Mapping[str, int], process: str, unit: str) -> bool:
+    return process in running or machine.unit_active(unit)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _plugin_sockets(machine: machines.Machine) -> list[Path]:
+    return [p for p in _listed(machine.path(PLUGIN_FOLDER)) if re.fullmatch(r"nvidia[-.].*\.sock", p.name)]
+
+
+def _ecs_gpu_info(machine: machines.Machine) -> EcsGpuInfo:
+    try:
+        document = json.loads(files.read_bounded(machine.path(ECS_GPU_INFO)))
+        return EcsGpuInfo(tuple(str(uuid) for uuid in document["GPUIDs"]), str(document.get("DriverVersion", "")))
+    except FileNotFoundError:
+        return EcsGpuInfo(problem="it is not there")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as cause:
+        return EcsGpuInfo(problem=f"it cannot be read: {' '.join(str(cause).split()) or type(cause).__name__}")
+
+
+def _containers(machine: machines.Machine) -> tuple[Seen, ...]:
+    found = ecs.containers(machine, introspection=None)
+    return tuple(Seen(f"{c.name or c.id[:12]} of task {c.family or c.task[:12]}", c.gpus) for c in found if c.gpus)
+
+
+def _cdi(machine: machines.Machine) -> tuple[CdiSpec, ...]:
+    found: dict[Path, CdiSpec] = {}
+    for folder in CDI_FOLDERS:
+        for path in _listed(machine.path(folder)):
+            text = files.read_text(path) if path.suffix in (".yaml", ".yml", ".json") else None
+            written = _modified(path)
+            if text is None or written is None or not _KIND.search(text + "\n"):
+                continue
+            # /var/run is a link to /run on every host of today: the same file is told once.
+            found.setdefault(
+                path.resolve(), CdiSpec(f"{folder}/{path.name}", written, frozenset(_DEVICE.findall(text)))
+            )
+    return tuple(found.values())
+
+
+def _instances_since(machine: machines.Machine, node: nodes.NodeState) -> float | None:
+    """Return when the newest instance's capability file was made: it comes with the instance."""
+    wanted = {(gpu.minor, instance.id) for gpu in node.gpus for instance in gpu.instances}
+    if not wanted:
+        return None
+    folder = machine.path("/dev/nvidia-caps")
+    times = [
+        _modified(folder / f"nvidia-cap{minor}")
+        for minor, (gpu, instance, _) in gpu_holders.capability_files(machine).items()
+        if (gpu, instance) in wanted
+    ]
+    return max((t for t in times if t is not None), default=None)
+
+
+def _allocatable(machine: machines.Machine, deadline: float) -> tuple[Mapping[str, int] | None, str | None]:
+    socket = machine.path(pods.SOCKET)
+    if not socket.exists():
+        return None, None
+    try:
+        told = pods.read_allocatable(socket, deadline=deadline)
+    except pods.Unreadable as cause:
+        return None, str(cause)
+    return _counts(told), None
+
+
+def _counts(told: Iterable[pods.Devices]) -> Mapping[str, int]:
+    counts: dict[str, int] = {}
+    for devices in told:
+        if devices.resource.startswith("nvidia.com/"):
+            # The kubelet tells a device at a time, grouped as it likes.
+            counts[devices.resource] = counts.get(devices.resource, 0) + len(devices.ids)
+    return counts
