@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import errors, log, threads
+from agent.host import facts as hosts
 from agent.host import files
 from agent.host import machine as machines
 from agent.mig import layout as layouts
@@ -75,7 +76,8 @@ class Surroundings:
     uses what. `ownership(settings, node, layout)` decides whose layout it is. `hindrance()` is a sentence
     when nothing may be written at all (kill switch, lock, not root), with its code. `jitter()`,
     `clock()` (Unix seconds) come from outside. `changed()` runs after a change (hooks).
-    `pause`/`resume` hold the sampler off around a reset.
+    `pause`/`resume` hold the sampler off around a reset. `facts(node)` looks at the host around the GPUs
+    (it blocks, and runs in a thread).
     """
 
     gpus: doors.Gpus
@@ -91,6 +93,7 @@ class Surroundings:
     pause: Callable[[], Awaitable[None]] | None = None
     resume: Callable[[], Awaitable[None]] | None = None
     changed: Callable[[model.Settings], Awaitable[tuple[snapshot.Reason, ...]]] | None = None
+    facts: Callable[[nodes.NodeState], hosts.HostFacts] | None = None
     progress: Callable[[str], None] = lambda _: None
     announce: Callable[[snapshot.Snapshot], None] = lambda _: None
     memory: Memory = dataclasses.field(default_factory=Memory)
@@ -177,7 +180,14 @@ async def run_cycle(
     if settings is None:
         node = await _node_or_none(around)
         return _finish(
-            around, base, node=node, settings=view, phase=snapshot.Phase.FAILED, reasons=reasons, writes=False
+            around,
+            base,
+            node=node,
+            facts=await _facts(around, node),
+            settings=view,
+            phase=snapshot.Phase.FAILED,
+            reasons=reasons,
+            writes=False,
         )
     try:
         seen = seen or await look(around, settings)
@@ -186,7 +196,14 @@ async def run_cycle(
         reasons += tuple(snapshot.Reason("settings-invalid", str(p)) for p in cause.problems if p.is_error)
         node = await _node_or_none(around)
         return _finish(
-            around, base, node=node, settings=view, phase=snapshot.Phase.FAILED, reasons=reasons, writes=False
+            around,
+            base,
+            node=node,
+            facts=await _facts(around, node),
+            settings=view,
+            phase=snapshot.Phase.FAILED,
+            reasons=reasons,
+            writes=False,
         )
     except errors.DriverError as cause:
         reasons += (snapshot.Reason("driver", str(cause)),)
@@ -209,6 +226,7 @@ async def run_cycle(
         around,
         base,
         node=seen.node,
+        facts=await _facts(around, seen.node),
         layout=seen.layout,
         plan=seen.plan,
         outcome=outcome,
@@ -256,6 +274,14 @@ def _view(settings: model.Settings) -> snapshot.SettingsView:
         declared=settings.declaration is not None,
         problems=settings.problems,
     )
+
+
+async def _facts(around: Surroundings, node: nodes.NodeState | None) -> hosts.HostFacts | None:
+    """Return what the host says around the GPUs, None where there are none or nobody is to look."""
+    if node is None or around.facts is None:
+        return None
+    facts = around.facts
+    return await threads.run(lambda: facts(node), name="facts")
 
 
 async def _node_or_none(around: Surroundings) -> nodes.NodeState | None:

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 
 from agent import errors
+from agent.host import facts as hosts
 from agent.mig import layout as layouts
 from agent.mig import node as nodes
 from agent.mig import plan as plans
@@ -132,7 +133,8 @@ class Snapshot:
     """The node after a cycle. `node` is None while there is no driver; `driver_problem` says why.
 
     `generation` rises with every change of GPUs or instances. Times are Unix seconds;
-    `duration` seconds. `trigger` is the word that woke the cycle.
+    `duration` seconds. `trigger` is the word that woke the cycle. `facts` is what the host said of its
+    GPUs' surroundings in this cycle, None where nobody looked.
     """
 
     phase: Phase
@@ -153,4 +155,5 @@ class Snapshot:
     simulated: str | None = None
     writes: bool = True
     last_success: float | None = None
+    facts: hosts.HostFacts | None = None
     history: tuple[Past, ...] = ()
