@@ -14,6 +14,10 @@ REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain\r\n\r
 """What a scraper sends, without its names for itself."""
 
 
+class Refused(OSError):
+    """The server answered, and not with what was asked for."""
+
+
 class Connection:
     """One keep-alive connection."""
 
@@ -30,7 +34,7 @@ class Connection:
         self.socket.sendall(REQUEST)
 
     def take(self) -> bool:
-        """Receive what is there; True once the answer is whole. Raises OSError for any but a 200."""
+        """Receive what is there; True once the answer is whole. Raises Refused for any but a 200."""
         chunk = self.socket.recv(1 << 20)
         if not chunk:
             raise ConnectionResetError("the server closed the connection")
@@ -41,7 +45,7 @@ class Connection:
                 return False
             head = self._head[:end]
             if not head.startswith(b"HTTP/1.1 200"):
-                raise OSError(f"the server answered {head[:60]!r}")
+                raise Refused(f"the server answered {head[:60]!r}")
             at = head.lower().index(b"content-length:") + 15
             self.body_bytes = int(head[at:].split(b"\r", 1)[0])
             self._missing = self.body_bytes - (len(self._head) - end - 4)
