@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ import pytest
 from agent.sim import node as simulated
 from tests.cli.conftest import Ended, Run
 
+CASES = Path(__file__).resolve().parents[1] / "data" / "cases" / "settings"
 NODE = "a100.40gb:2"
 UNIFORM = '[[gpunode.layout]]\ngpus = "all"\ninstances = { "2g.10gb" = 3 }\n'
 HALVES = '[[gpunode.layout]]\ngpus = "all"\ninstances = { "3g.20gb" = 2 }\n'
@@ -127,6 +130,24 @@ def test_apply_asks_on_a_terminal(bench: Bench, terminal: Callable[[str], None],
     assert ("nothing was changed" in ended.err) is (code == 1)
 
 
+def test_ctrl_c_at_the_question_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Keyboard:
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self) -> str:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdin", Keyboard())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    before = signal.getsignal(signal.SIGINT)
+    ended = bench("apply", *bench.settings(UNIFORM))
+    assert ended.code == 1
+    assert "nothing was changed" in ended.err
+    assert bench.mutations == 0
+    assert signal.getsignal(signal.SIGINT) == before
+
+
 def test_apply_asks_nothing_when_nothing_is_to_be_done(split: Bench) -> None:
     before = split.mutations
     ended = split("apply", *split.settings(UNIFORM))
@@ -205,6 +226,19 @@ def test_reset_that_is_refused_leaves_the_mode_pending_and_blocks(bench: Bench) 
     ended = bench("apply", "--yes", *bench.settings(UNIFORM))
     assert ended.code == 4
     assert "dcgm-exporter" in ended.err + ended.out
+
+
+def test_reboot_that_finishes_a_mode_change_is_asked_for_once(bench: Bench) -> None:
+    settings = bench.settings('[gpunode]\nmode-change = ["reboot"]\n' + UNIFORM)
+    ended = bench("apply", "--yes", *settings)
+    assert ended.code == 4, ended.err
+    assert "`gpunode simulate reboot`" in ended.err
+    with bench.open() as node:
+        assert node.reboot_requested
+    assert bench("simulate", "reboot").code == 0
+    after = bench("apply", "--yes", *settings)
+    assert after.code == 0, after.err
+    assert bench("status", "--check", *settings).code == 0
 
 
 def test_not_root_is_told_and_ends_with_no_access(gpunode: Run, tmp_path: Path) -> None:
@@ -301,6 +335,21 @@ def test_second_ctrl_c_does_not_wait_for_a_call_that_hangs(bench: Bench) -> None
         assert time.monotonic() - asked < 3.0
         assert child.returncode == 1, before + said
     assert "without waiting" in said
+
+
+def test_sigterm_ends_in_time_while_a_call_hangs(bench: Bench) -> None:
+    with bench.open() as node:
+        node.hang("nvmlDeviceSetMigMode", gpu=0)
+    with start("apply", "--yes", *bench.node, *bench.settings(UNIFORM)) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if "turn MIG on" in line:
+                break
+        asked = time.monotonic()
+        child.terminate()
+        _, said = child.communicate(timeout=60)
+        assert time.monotonic() - asked < 4.0
+        assert child.returncode == 1, said
 
 
 @contextlib.contextmanager
@@ -410,6 +459,28 @@ def test_watch_draws_until_ctrl_c(split: Bench) -> None:
         assert child.returncode == 0
 
 
+def test_watch_on_a_terminal_draws_in_place(split: Bench) -> None:
+    master, slave = pty.openpty()
+    drawn = b""
+    with subprocess.Popen(
+        [sys.executable, "-m", "agent", "status", *map(str, split.node), "--watch", "--interval", "0.1"],
+        stdout=slave,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        cwd=Path(__file__).resolve().parents[2],
+    ) as child:
+        os.close(slave)
+        while drawn.count(b"\x1b[H\x1b[2J") < 2:
+            drawn += os.read(master, 65536)
+        child.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # what a terminal says when the other end is gone
+            while os.read(master, 65536):
+                pass
+        assert child.wait(60) == 0
+    os.close(master)
+    assert b"SIMULATED NODE" in drawn
+
+
 # --- check ------------------------------------------------------------------------------------------
 
 
@@ -428,6 +499,23 @@ def test_check_names_where_every_value_comes_from(bench: Bench, monkeypatch: pyt
     assert told["problems"] == []
     assert told["values"]["enforcement"]["line"] == 2
     assert told["values"]["layout"]["value"] == "gpunode"
+
+
+def test_check_tells_which_label_decides(bench: Bench) -> None:
+    (bench.where / "parted.yaml").write_text(
+        "version: v1\nmig-configs:\n  half:\n    - devices: all\n      mig-enabled: true\n      mig-devices: {3g.20gb: 2}\n"
+    )
+    told = bench("check", "--mig-config", f"{bench.where / 'parted.yaml'}:half", "--output", "json").json()
+    assert told["values"]["layout"]["value"] == "mig-parted:half"
+    assert "mig-parted:half" in bench("check", "--mig-config", f"{bench.where / 'parted.yaml'}:half").out
+
+
+def test_check_tells_a_gpu_that_cannot_do_it(gpunode: Run) -> None:
+    ended = gpunode("check", "--simulate", "g6.12xlarge", "--settings", CASES / "fleet.toml", "--output", "json")
+    assert ended.code == 4
+    told = ended.json()
+    assert told["ok"] is False
+    assert {problem["code"] for problem in told["problems"]} == {"not-capable"}
 
 
 def test_check_tells_every_mistake_at_once(bench: Bench) -> None:
@@ -521,6 +609,37 @@ def test_support_bundle_of_a_broken_node_says_what_is_missing(split: Bench, tmp_
     assert "status.json" in told["parts"]
     unwritable = split("support", "--to", tmp_path / "no" / "such" / "x" / "\0")
     assert unwritable.code == 1
+
+
+def test_support_bundle_asks_a_daemon_that_listens(gpunode: Run, tmp_path: Path) -> None:
+    class Daemon(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(f"answer of {self.path}".encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Daemon) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        (tmp_path / "s.toml").write_text(f'[gpunode]\nlisten = ["127.0.0.1:{server.server_port}"]\n')
+        ended = gpunode("support", "--settings", tmp_path / "s.toml", "--to", tmp_path / "b.tar.gz")
+        server.shutdown()
+    assert ended.code == 0, ended.err
+    with tarfile.open(tmp_path / "b.tar.gz") as archive:
+        found = {m.name.partition("/")[2]: archive.extractfile(m).read() for m in archive}  # type: ignore[union-attr]
+    assert found["daemon/healthz"] == b"answer of /healthz"
+    assert "host/etc/os-release" in found
+
+
+def test_support_bundle_names_a_daemon_that_does_not_answer(gpunode: Run, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        (tmp_path / "s.toml").write_text(f'[gpunode]\nlisten = ["127.0.0.1:{probe.getsockname()[1]}"]\n')
+        ended = gpunode("support", "--settings", tmp_path / "s.toml", "--to", tmp_path / "b.tar.gz")
+    assert ended.code == 0
+    assert "daemon/healthz (no daemon answers" in ended.err
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has an NVIDIA driver")
