@@ -272,7 +272,7 @@ class Meter:
             }
             mode = None if state.topology is None else state.topology.mode
             most = None
-            if mode is not None:
+            if mode is not None and mode.current:  # with MIG off the driver says 0, which is no maximum
                 most = self._ask(state, "mig-most", "nvmlDeviceGetMaxMigDeviceCount", handle)
             state.static = {
                 "vbios_version": self._ask(state, "vbios", "nvmlDeviceGetVbiosVersion", handle),

@@ -122,7 +122,7 @@ async def bench() -> AsyncIterator[Opener]:
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     """Wait for something that another thread brings about."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # what is waited for happens in another thread
             await asyncio.sleep(0.005)
 
 
