@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TextIO
 
 from agent import errors, measures, threads
-from agent.host import files, holders, hooks, kill, owner, pci, real
+from agent.host import ec2, files, holders, hooks, kill, owner, pci, real
+from agent.host import facts as hosts
 from agent.host import machine as machines
 from agent.mig import layout as layouts
 from agent.mig import node as nodes
@@ -164,7 +165,8 @@ def _surroundings(
 ) -> cycle.Surroundings:
     """Hand everything a cycle works with to it."""
     # Counted once a start: a card that falls off the bus later must not lower what is expected.
-    at_boot = len(pci.gpus(machine)) or None
+    kind = ec2.instance_type(machine.instance_type())
+    at_boot = max(len(pci.gpus(machine)), 0 if kind is None or kind.gpus is None else kind.gpus) or None
 
     async def with_holders(node: nodes.NodeState) -> nodes.NodeState:
         return await threads.run(lambda: holders.merge(node, machine, own_pid=os.getpid()), name="holders")
@@ -180,6 +182,7 @@ def _surroundings(
         machine_id=lambda: real.machine_id(machine),
         any_hung=lambda: gpus.any_hung,
         expected=lambda: at_boot,
+        facts=lambda node: hosts.gather(machine, node),
         changed=lambda settings: _after_change(options, machine, settings),
         force=options.force,
     )

@@ -418,8 +418,10 @@ def behind(node: Node) -> Iterator[Finding]:
 def kubelet(node: Node) -> Iterator[Finding]:
     """What pods can really get, against what the node has."""
     real = node.facts.allocatable
-    if real is None or node.facts.time_slicing is not None or not (node.facts.plugin_sockets or node.facts.plugins or any(real.values())):
-        return  # no kubelet to ask, nothing that could have told it anything, or replicas of everything
+    if real is None or node.facts.time_slicing is not None:
+        return  # no kubelet to ask, or replicas of everything
+    if not (node.facts.plugin_sockets or node.facts.plugins or any(real.values())):
+        return  # no device plugin has told it anything yet
     wanted = expected(node.seen, node.facts.strategy)
     if any(_same(real, counts) for counts in wanted.values()):
         return

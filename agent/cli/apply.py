@@ -18,7 +18,8 @@ from agent.cli import out
 from agent.cli import plan as plans
 from agent.mig import plan as steps
 from agent.reconcile import snapshot
-from agent.serve import health, render
+from agent.serve import board as boards
+from agent.serve import render
 
 REBOOT_WAIT = 300.0
 """Seconds that a requested reboot has to end this process, before that is called a failure."""
@@ -196,6 +197,6 @@ def _end(
         told = plans.document(planned)
         told["outcome"] = render.outcome_document(after.outcome, after.node)
         told["warnings"] = [render.problem_document(problem) for problem in warnings]
-        told["status"] = render.status_document(after, None, health.judge(after, None, now=now, loop_turned=now))
+        told["status"] = render.status_document(after, None, boards.verdict(after, now=now))
         out.document(told, options.stdout)
     return code

@@ -11,6 +11,7 @@ from agent import app, errors, measures
 from agent.cli import node as nodes
 from agent.cli import out
 from agent.reconcile import snapshot
+from agent.serve import board as boards
 from agent.serve import health, render
 
 POLL = 0.5
@@ -49,7 +50,7 @@ async def _look(node: app.Node) -> tuple[snapshot.Snapshot, measures.Sample | No
     seen = await app.look(node)
     sample = None if seen.node is None else await app.sample(node)
     now = node.options.clock()
-    return seen, sample, health.judge(seen, sample, now=now, loop_turned=now)
+    return seen, sample, boards.verdict(seen, sample, now=now)
 
 
 def _complain(seen: snapshot.Snapshot, options: app.Options) -> int:
@@ -100,9 +101,7 @@ async def _check(node: app.Node, wait: float) -> int:
         await _pause(node, min(POLL, max(0.0, until - time.monotonic())))
     if options.output == "json":
         now = options.clock()
-        out.document(
-            render.status_document(seen, None, health.judge(seen, None, now=now, loop_turned=now)), options.stdout
-        )
+        out.document(render.status_document(seen, None, boards.verdict(seen, now=now)), options.stdout)
     elif answer == errors.EXIT_OK:
         simulated = f" (simulated {seen.simulated})" if seen.simulated else ""
         print(f"{seen.phase.value}{simulated}: as wanted", file=options.stdout)

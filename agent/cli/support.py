@@ -26,7 +26,8 @@ from agent.cli import check, version
 from agent.cli import node as nodes
 from agent.cli import plan as plans
 from agent.host import child, files
-from agent.serve import health, render
+from agent.serve import board as boards
+from agent.serve import render
 
 REMEMBERED = (
     "/run/gpunode/in-force.json",
@@ -67,7 +68,7 @@ async def _gather(node: app.Node, to: str | None) -> int:
         seen = await app.look(node)
         sample = None if seen.node is None else await app.sample(node)
         now = options.clock()
-        return render.status_document(seen, sample, health.judge(seen, sample, now=now, loop_turned=now))
+        return render.status_document(seen, sample, boards.verdict(seen, sample, now=now))
 
     async def plan() -> object:
         return plans.document(await app.plan(node))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent import measures
+from agent import findings, measures
+from agent.mig import advertise
 from agent.reconcile import snapshot as snapshots
+from agent.serve import health
 from agent.serve import tally as tallies
 
 
@@ -26,11 +28,14 @@ class Board:
         self.started = now
         self.version = 0
         self.tally = tallies.Tally()
+        self.advertised: advertise.Advertised | None = None
+        self._lasting: tuple[findings.Finding, ...] = ()
         self._subscribers: list[Callable[[], None]] = []
 
     def publish_snapshot(self, snapshot: snapshots.Snapshot) -> None:
         """Hang up a new snapshot."""
         self.snapshot = snapshot
+        self.advertised, self._lasting = looked_at(snapshot)
         self.tally.note(snapshot)
         self._changed()
 
@@ -38,6 +43,11 @@ class Board:
         """Hang up a new sample."""
         self.sample = sample
         self._changed()
+
+    @property
+    def findings(self) -> tuple[findings.Finding, ...]:
+        """What around the GPUs will hurt somebody, by the latest snapshot and sample."""
+        return self._lasting + findings.measured(self.sample)
 
     def turned(self, now: float) -> None:
         """Note that the event loop still turns."""
@@ -57,3 +67,22 @@ class Board:
         self.version += 1
         for callback in tuple(self._subscribers):
             callback()
+
+
+def looked_at(
+    snapshot: snapshots.Snapshot | None,
+) -> tuple[advertise.Advertised | None, tuple[findings.Finding, ...]]:
+    """Return what schedulers will see of a snapshot's node, and what was found around it: made once a
+    snapshot, as both cost a millisecond on a node full of instances."""
+    if snapshot is None or snapshot.node is None:
+        return None, ()
+    seen = advertise.advertise(snapshot.node)
+    if snapshot.facts is None:
+        return seen, ()
+    return seen, findings.find(snapshot.node, snapshot.facts, layout=snapshot.layout, seen=seen)
+
+
+def verdict(snapshot: snapshots.Snapshot | None, sample: measures.Sample | None = None, *, now: float) -> health.Health:
+    """Return the health of one look at a node, its findings included, where no loop has to turn."""
+    _, noticed = looked_at(snapshot)
+    return health.judge(snapshot, sample, now=now, loop_turned=now, noticed=noticed + findings.measured(sample))

@@ -136,10 +136,13 @@ def view_of(board: boards.Board, *, now: float, what: family.Build) -> family.Vi
     return family.View(
         snapshot=board.snapshot,
         sample=board.sample,
-        health=health.judge(board.snapshot, board.sample, now=now, loop_turned=board.loop_turned),
+        health=health.judge(
+            board.snapshot, board.sample, now=now, loop_turned=board.loop_turned, noticed=board.findings
+        ),
         build=what,
         cycles=board.tally.cycles,
         steps=board.tally.steps,
+        advertised=board.advertised,
     )
 
 

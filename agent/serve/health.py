@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from agent import measures
+from agent import findings, measures
 from agent.mig import node as nodes
 from agent.reconcile import snapshot as snapshots
 from agent.sample import xid as xids
@@ -60,12 +60,14 @@ CODES = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Health:
-    """The verdict. `reasons` lists everything that keeps the node from being healthy."""
+    """The verdict. `reasons` lists everything that keeps the node from being healthy. `findings` are what
+    around the GPUs will hurt somebody; those that are critical are reasons too."""
 
     live: bool
     ready: bool
     degraded: bool
     reasons: tuple[Reason, ...] = ()
+    findings: tuple[findings.Finding, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -98,9 +100,15 @@ class _Findings:
 
 
 def judge(
-    snapshot: snapshots.Snapshot | None, sample: measures.Sample | None, *, now: float, loop_turned: float
+    snapshot: snapshots.Snapshot | None,
+    sample: measures.Sample | None,
+    *,
+    now: float,
+    loop_turned: float,
+    noticed: tuple[findings.Finding, ...] = (),
 ) -> Health:
-    """Return the health of a node. `now` and `loop_turned` are Unix seconds."""
+    """Return the health of a node. `now` and `loop_turned` are Unix seconds; `noticed` are the findings
+    of snapshot and sample (`Board.findings`)."""
     found = _Findings()
     live = now - loop_turned <= LIVE_WITHIN
     if not live:
@@ -118,7 +126,17 @@ def judge(
         _measured(snapshot, sample, found, now=now)
     elif snapshot is not None and snapshot.node is not None and now - snapshot.started > SAMPLE_STALE_AFTER:
         found.add(Reason("samples-stale", "nothing has been measured yet"), stops=False)
-    return Health(live=live, ready=live and found.ready, degraded=found.degraded, reasons=tuple(found.reasons.values()))
+    for finding in noticed:
+        # The fabric has a reason of its own above, which also keeps the node from being ready.
+        if finding.severity == findings.CRITICAL and finding.code != "fabric-incomplete":
+            found.add(Reason(finding.code, f"{finding.message} ({finding.advice})", finding.gpu), stops=False)
+    return Health(
+        live=live,
+        ready=live and found.ready,
+        degraded=found.degraded,
+        reasons=tuple(found.reasons.values()),
+        findings=noticed,
+    )
 
 
 def _settings_and_driver(snapshot: snapshots.Snapshot, found: _Findings) -> None:

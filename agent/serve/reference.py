@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from agent import findings
 from agent.serve import health
 from agent.serve.families import (
     activity,
@@ -21,6 +22,7 @@ from agent.serve.families import (
     memory,
     mig,
     power,
+    schedulers,
 )
 
 _SECTIONS = (
@@ -34,6 +36,7 @@ _SECTIONS = (
     ("Faults", faults.FAMILIES),
     ("MIG instances and devices", mig.FAMILIES),
     ("Who has which device", allocation.FAMILIES),
+    ("Schedulers and surroundings", schedulers.FAMILIES),
 )
 
 _INTRODUCTION = """\
@@ -97,6 +100,11 @@ def page() -> str:
     parts.append(
         "\nA cycle may give further codes of its own (hooks, the owner of the layout); they are passed on as they are.\n"
     )
+    parts.append(
+        "\n## Findings\n\nCodes of `gpunode_finding` and of `findings` in `/status`. Those that are critical are reasons too,"
+        " and degrade the node:\n\n| code | meaning |\n|---|---|\n"
+    )
+    parts += [f"| `{code}` | {_cell(meaning)} |\n" for code, meaning in findings.CODES.items()]
     return "".join(parts)
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
-from agent import errors, measures
+from agent import errors, findings, measures
 from agent.mig import advance, advertise, placement
 from agent.mig import node as nodes
 from agent.mig import plan as plans
@@ -31,7 +31,8 @@ def status_document(
 ) -> Document:
     """Return the node as it is. Without a driver `gpus` is empty and a reason says why.
 
-    Shape: `simulated` (name or None), `phase`, `reasons` [{code, message, gpu}], `settings`
+    Shape: `simulated` (name or None), `phase`, `reasons` [{code, message, gpu}], `findings`
+    [{code, severity, message, advice, gpu}], `settings`
     {sources, digest, valid, problems}, `gpus`, and beside these `health` {live, ready, degraded},
     `owner`, `versions`, `instance_type`, `serving`. Memory in bytes, ratios 0 to 1, watts, Celsius.
     """
@@ -43,6 +44,7 @@ def status_document(
         "phase": snapshot.phase.value,
         "health": None if health is None else {"live": health.live, "ready": health.ready, "degraded": health.degraded},
         "reasons": [{"code": r.code, "message": r.message, "gpu": r.gpu} for r in reasons],
+        "findings": [] if health is None else [finding_document(f) for f in health.findings],
         "settings": {
             "sources": list(snapshot.settings.sources),
             "digest": snapshot.settings.digest,
@@ -61,6 +63,11 @@ def status_document(
         if node is None
         else [_gpu_document(gpu, snapshot.plan.gpu(gpu.uuid), measured.get(gpu.uuid)) for gpu in node.gpus],
     }
+
+
+def finding_document(finding: findings.Finding) -> Document:
+    """Return a finding: code, severity, message, advice, gpu."""
+    return dataclasses.asdict(finding)
 
 
 def _gpu_document(gpu: nodes.Gpu, plan: plans.GpuPlan | None, sample: measures.GpuSample | None) -> Document:
@@ -354,6 +361,11 @@ def status_table(
     """Return the node for people: a head, then per GPU one line, its slice map and a line an instance."""
     lines = _head(snapshot, health)
     node = snapshot.node
+    # What is critical stands among the reasons already.
+    rest = [f for f in (() if health is None else health.findings) if f.severity != findings.CRITICAL]
+    for severity in (findings.WARNING, findings.HINT):
+        said = [snapshots.Reason(f.code, f"{f.message}; {f.advice}", f.gpu) for f in rest if f.severity == severity]
+        lines += [f"{severity} {line}" for line in reason_lines(said, node)]
     if node is None:
         lines.append(f"no GPUs: {snapshot.driver_problem or 'they could not be read'}")
         return "\n".join(lines)

@@ -237,7 +237,13 @@ class Server:
 
     def _judge(self) -> health.Health:
         board = self._board
-        return health.judge(board.snapshot, board.sample, now=self._clock(), loop_turned=board.loop_turned)
+        return health.judge(
+            board.snapshot,
+            board.sample,
+            now=self._clock(),
+            loop_turned=board.loop_turned,
+            noticed=board.findings,
+        )
 
     async def _livez(self, _: web.BaseRequest) -> web.StreamResponse:
         live = self._judge().live

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.serve.families import activity, agent, allocation, faults, gpu, layout, links, memory, mig, power
+from agent.serve.families import activity, agent, allocation, faults, gpu, layout, links, memory, mig, power, schedulers
 from agent.serve.families.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -16,4 +16,5 @@ FAMILIES: tuple[Family, ...] = (
     *faults.FAMILIES,
     *mig.FAMILIES,
     *allocation.FAMILIES,
+    *schedulers.FAMILIES,
 )

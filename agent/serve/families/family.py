@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from agent import measures
+from agent.mig import advertise
 from agent.reconcile import snapshot as snapshots
 from agent.serve import health as verdicts
 
@@ -39,6 +40,7 @@ class View:
     build: Build
     cycles: Mapping[str, int]
     steps: Mapping[tuple[str, str], int]
+    advertised: advertise.Advertised | None = None
 
     @property
     def gpus(self) -> tuple[measures.GpuSample, ...]:
