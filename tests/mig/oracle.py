@@ -91,6 +91,11 @@ def create(handle: Any, spot: Spot) -> Any:
         return None
 
 
+def remaining(handle: Any, profile_id: int) -> int:
+    """Return how many more instances of a profile the driver says it could make."""
+    return int(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handle, profile_id))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layouts:
     """Every placed layout that the driver accepts, as masks over `spots`, by multiset of profiles."""

@@ -6,7 +6,6 @@ slices, 717 and 115 on an RTX PRO 6000, 76 and 20 on an A30.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agent.mig import layout, node, plan, profile
+from agent.mig import layout, node, placement, plan, profile
 from tests.mig import driver, oracle, parts
 
 MEMBERS = 8
@@ -193,11 +192,33 @@ def test_from_every_layout_to_every_multiset_the_least_is_changed(bench: Bench, 
     assert compared == len(bench.layouts.all) * len(bench.layouts.by_multiset)
 
 
-def shape(one: node.Gpu) -> collections.Counter[tuple[object, ...]]:
-    """Return what is on a GPU, ids apart."""
-    return collections.Counter(
-        (i.profile, i.placement, tuple(sorted((str(c.profile), c.placement) for c in i.compute))) for i in one.instances
-    )
+def count_what_still_fits(bench: Bench, stride: int) -> int:
+    """Fill the GPU with every `stride`-th placed layout and compare how many more of each profile fit with what the
+    driver says. Returns how many figures."""
+    compared = 0
+    for mask in bench.layouts.all[::stride]:
+        bench.gpu.clear()
+        for spot in bench.layouts.of(mask):
+            assert oracle.create(bench.gpu.handle, spot) is not None
+        one = bench.gpu.observe()
+        for offer in one.offers:
+            told = oracle.remaining(bench.gpu.handle, int(offer.id))
+            assert placement.remaining(one, offer.profile) == told, (offer.profile, bench.layouts.of(mask))
+            compared += 1
+    bench.gpu.clear()
+    return compared
+
+
+@known
+def test_what_still_fits_beside_some_layouts_is_what_the_driver_says(bench: Bench) -> None:
+    assert count_what_still_fits(bench, 17) > 0
+
+
+@pytest.mark.full
+def test_what_still_fits_beside_every_layout_is_what_the_driver_says(bench: Bench, counted: Count) -> None:
+    compared = count_what_still_fits(bench, 1)
+    counted(f"{compared} remaining capacities compared")
+    assert compared == len(bench.layouts.all) * len(bench.profiles)
 
 
 def interrupt(bench: Bench, stride: int) -> int:
