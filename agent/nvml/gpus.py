@@ -66,7 +66,7 @@ class _Slot:
 
 class NvmlGpus:
     """See the module. `read_deadline` and `change_deadline` bound one NVML call, in seconds; `clock`
-    gives Unix time. `on_returned` is told (on the event loop) the UUID of a GPU whose overdue call has
+    gives Unix time, `wait` passes the seconds between two tries of a destroy that is refused as in use. `on_returned` is told (on the event loop) the UUID of a GPU whose overdue call has
     come back, so that it can be observed afresh."""
 
     def __init__(
@@ -77,10 +77,12 @@ class NvmlGpus:
         read_deadline: float = 30.0,
         change_deadline: float = 60.0,
         clock: Callable[[], float] = time.time,
+        wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._session = opened
         self._machine = machine
         self._clock = clock
+        self._wait = wait
         self._catalog = catalog.Catalog()
         self._lanes = lanes.Lanes(
             read_deadline=read_deadline, change_deadline=change_deadline, on_returned=self._returned
@@ -124,7 +126,7 @@ class NvmlGpus:
 
         def work(card: reading.Card) -> None:
             try:
-                acting.perform(card, step, self._catalog)
+                acting.perform(card, step, self._catalog, wait=self._wait)
             finally:
                 # Behind the step, not before it: a visit of the sampler may have come in between.
                 self._meter.forget(uuid)

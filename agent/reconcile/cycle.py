@@ -321,8 +321,10 @@ async def _act(
     """Carry out plans until nothing is left to do, something fails, or a pass brought nothing."""
     total = snapshot.Outcome()
     for _ in range(PASSES):
-        if not seen.plan.steps or stop():
+        if not seen.plan.steps:
             break
+        if stop():
+            return dataclasses.replace(total, stopped=True), seen
         around.announce(
             dataclasses.replace(
                 base, phase=snapshot.Phase.APPLYING, node=seen.node, layout=seen.layout, plan=seen.plan, settings=view

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import dataclasses
 import os
 from collections.abc import Awaitable, Callable
@@ -16,6 +18,7 @@ from agent.nvml import gpus, session
 from agent.reconcile import cycle, snapshot
 from agent.settings import model, source
 from agent.sim import node as simulated
+from agent.sim import state as states
 
 T = TypeVar("T")
 
@@ -58,6 +61,7 @@ class Rig:
             machine=self.sim.machine,
             read_deadline=read,
             change_deadline=change,
+            wait=lambda _: None,
         )
 
     async def restart(self) -> None:
@@ -65,6 +69,31 @@ class Rig:
         await self.gpus.close()
         self.gpus = self._open()
         self.around = dataclasses.replace(self.around, gpus=self.gpus, memory=cycle.Memory())
+
+    def mark(self) -> states.Node:
+        """Remember the node as it is; see `rewind`."""
+        return copy.deepcopy(self.sim.driver.store.node)
+
+    async def rewind(self, mark: states.Node, *, deadlines: tuple[float, float] | None = None) -> None:
+        """Put the node back to `mark`, with another process of gpunode on it that knows of nothing."""
+        self.sim.release()
+        await self.gpus.close()
+        store = self.sim.driver.store
+        # The files of the host are written anew when this counter moves; it never goes back.
+        store.node = dataclasses.replace(
+            copy.deepcopy(mark), mutations=store.node.mutations + 1, serial=store.node.serial, sessions=[], faults=[]
+        )
+        for path in (cycle.IN_FORCE, cycle.INDEXES, cycle.REBOOTS, cycle.HISTORY):
+            with contextlib.suppress(FileNotFoundError):
+                self.sim.machine.path(path).unlink()
+        self._deadlines = deadlines or (30.0, 60.0)
+        self.progress.clear()
+        self.gpus = self._open()
+        self.around = dataclasses.replace(self.around, gpus=self.gpus, memory=cycle.Memory())
+
+    def patient(self) -> None:
+        """From now on calls have all the time they need, in this same process."""
+        self.gpus._lanes._read, self.gpus._lanes._change = 30.0, 60.0  # noqa: SLF001
 
     async def reboot(self) -> None:
         """Reboot the node, gpunode with it."""

@@ -1,20 +1,25 @@
 """A repartition of two GPUs, with every NVML call of it failing once in every plausible way.
 
 The truth is read from the simulated driver, not from what gpunode says; then what gpunode said is
-held against it. Whatever happened, a second run without the fault must end as wanted.
+held against it. Whatever happened, a second run without the fault must end as wanted. One prepared
+node serves all cases: it is put back to the same state before each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Callable
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import rig as rigs
 
+from agent.cli import apply as verbs
 from agent.reconcile import snapshot
 
 BEFORE = '[[gpunode.layout]]\ngpus = "all"\ninstances = { "3g.40gb" = 1, "2g.20gb" = 1, "1g.10gb" = 1 }\n'
@@ -26,189 +31,222 @@ MUTATING = (
     "nvmlGpuInstanceDestroy",
     "nvmlComputeInstanceDestroy",
 )
-Make = Callable[..., Any]
+NO_ERROR = ("nvmlErrorString",)
+"""Calls that tell what a code means; that they fail is no fault of the node."""
+PATIENCE = 20.0
+"""Seconds in which a case must have ended, all deadlines that it may meet included."""
+SHORT = 0.06
+"""A deadline of a call in the cases in which one hangs."""
 
 
-async def prepared(directory: Path, **options: Any) -> Any:
-    rig = rigs.Rig(directory, "h100.80gb:2", BEFORE, **options)
-    assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
-    await rig.restart()
-    rig.set(AFTER)
-    return rig
+@dataclasses.dataclass(slots=True)
+class Case:
+    """The prepared node: how it is before, how it shall be, and the calls made on the way."""
+
+    rig: Any
+    mark: Any
+    before: list[Any]
+    after: list[Any]
+    calls: collections.Counter[str]
+
+    def each(self, spots: str) -> Iterable[tuple[str, int]]:
+        """Every (call, number of it), or the first and last of each call only."""
+        for call, count in sorted(self.calls.items()):
+            if call not in NO_ERROR:
+                for skip in range(count) if spots == "all" else sorted({0, count - 1}):
+                    yield call, skip
 
 
-async def calls_of_the_repartition(directory: Path) -> tuple[collections.Counter[str], list[Any], list[Any]]:
-    rig = await prepared(directory)
-    before, counted = rig.truth(), collections.Counter(rig.sim.library_calls())
-    assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
-    made = collections.Counter(rig.sim.library_calls()) - counted
-    after = rig.truth()
-    await rig.close()
-    assert before != after
-    return made, before, after
+@contextlib.asynccontextmanager
+async def prepared(directory: Path) -> AsyncIterator[Case]:
+    rig = rigs.Rig(directory, "h100.80gb:2", BEFORE)
+    try:
+        assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
+        rig.set(AFTER)
+        mark, before = rig.mark(), rig.truth()
+        await rig.rewind(mark)
+        counted = collections.Counter(rig.sim.library_calls())
+        assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
+        made = collections.Counter(rig.sim.library_calls()) - counted
+        after = rig.truth()
+        assert before != after
+        yield Case(rig, mark, before, after, made)
+    finally:
+        await rig.close()
 
 
 def said(result: snapshot.Snapshot, uuid: str) -> str:
-    return " ".join(reason.message for reason in result.reasons if reason.gpu in (uuid, None))
+    return " ".join(reason.message for reason in result.reasons if reason.gpu in (uuid, None, ""))
 
 
-def judge(rig: Any, result: snapshot.Snapshot, before: list[Any], after: list[Any], case: str) -> None:
-    """Hold what was said against the truth."""
-    truth = rig.truth()
-    reached = truth == after
-    assert (result.phase is snapshot.Phase.CONVERGED) <= reached, f"{case}: said to be as wanted and is not"
+def judge(case: Case, result: snapshot.Snapshot, name: str) -> None:
+    """Hold what was said, and the exit code it leads to, against the truth."""
+    truth = case.rig.truth()
+    if result.phase is snapshot.Phase.CONVERGED:
+        assert truth == case.after, f"{name}: said to be as wanted and is not"
+    assert (verbs._code(result) == 0) <= (truth == case.after), f"{name}: exit 0"  # noqa: SLF001
     if result.node is None:
-        assert result.reasons, case
+        assert result.reasons, name
         return
-    for index, gpu in enumerate(rig.sim.driver.gpus):
-        if truth[index] in (before[index], after[index]):
+    for index, gpu in enumerate(case.rig.sim.driver.gpus):
+        if truth[index] in (case.before[index], case.after[index]):
             continue
         told = said(result, gpu.spec.uuid)
-        assert told, f"{case}: GPU {index} is neither as before nor as wanted, and nothing is said"
+        assert told, f"{name}: GPU {index} is neither as before nor as wanted, and nothing is said"
         seen = result.node.gpu(gpu.spec.uuid)
-        if seen is not None and seen.state.value == "ok":
+        readable = seen is not None and seen.state.value == "ok"
+        if readable:
             shown = sorted((str(i.profile), i.placement.start, len(i.compute)) for i in seen.instances)
-            assert shown == truth[index][1], f"{case}: GPU {index} is told to be something else than it is"
-        for profile, start, _ in truth[index][1]:
-            where = f"{profile} at {start}:"
-            assert where in told or seen is not None and seen.state.value == "ok", f"{case}: {where} is not told"
+            assert shown == truth[index][1], f"{name}: GPU {index} is told to be something else than it is"
+        else:
+            assert "cannot be read" in told or (seen is not None and seen.problem), f"{name}: {told}"
 
 
-async def one(directory: Path, call: str, code: int, skip: int, before: list[Any], after: list[Any]) -> str:
-    rig = await prepared(directory)
-    try:
-        rig.sim.fail(call, code, skip=skip)
-        result = await asyncio.wait_for(rig.cycle(), 20)
-        case = f"{call} number {skip} answers {code}"
-        judge(rig, result, before, after, case)
-        rig.sim.release()
-        await rig.restart()
-        again = await rig.cycle()
-        assert again.phase is snapshot.Phase.CONVERGED, f"{case}: the second run ends {again.phase}: {again.reasons}"
-        assert rig.truth() == after, case
-        return result.phase.value
-    finally:
-        await rig.close()
+async def again(case: Case, name: str) -> None:
+    """A second run, by another process and without the fault, converges."""
+    result = await case.rig.cycle()
+    assert result.phase is snapshot.Phase.CONVERGED, f"{name}: the second run ends {result.phase}: {result.reasons}"
+    assert case.rig.truth() == case.after, name
 
 
-def matrix(directory: Path, spots: Callable[[str, int], list[int]], codes: tuple[int, ...]) -> collections.Counter[str]:
-    made, before, after = asyncio.run(calls_of_the_repartition(directory))
+async def _failing(directory: Path, spots: str, codes: tuple[int, ...]) -> collections.Counter[str]:
     ends: collections.Counter[str] = collections.Counter()
-    for call, count in sorted(made.items()):
-        for skip in spots(call, count):
+    async with prepared(directory) as case:
+        for call, skip in case.each(spots):
             for code in codes:
-                ends[asyncio.run(one(directory, call, code, skip, before, after))] += 1
+                name = f"{call} number {skip} answers {code}"
+                await case.rig.rewind(case.mark)
+                case.rig.sim.fail(call, code, skip=skip)
+                result = await asyncio.wait_for(case.rig.cycle(), PATIENCE)
+                judge(case, result, name)
+                ends[result.phase.value] += 1
+                case.rig.sim.release()
+                if case.rig.truth() != case.after or result.phase is not snapshot.Phase.CONVERGED:
+                    await case.rig.restart()
+                    await again(case, name)
+    print(f"fault cases: {sum(ends.values())}, ending {dict(ends)}")
+    assert set(ends) <= {"converged", "failed", "blocked", "waiting-for-driver", "drifted"}
     return ends
 
 
-def test_every_kind_of_call_failing_at_its_first_and_last(tmp_path: Path) -> None:
-    ends = matrix(tmp_path, lambda _, count: sorted({0, count - 1}), (15, 19, 999))
-    print(f"fault cases: {sum(ends.values())}, ending {dict(ends)}")
-    assert sum(ends.values()) > 60
-    assert set(ends) <= {"converged", "failed", "blocked", "waiting-for-driver", "drifted"}
+async def test_every_kind_of_call_failing_at_its_first_and_last(tmp_path: Path) -> None:
+    assert sum((await _failing(tmp_path, "ends", (15, 19, 999))).values()) > 60
 
 
 @pytest.mark.full
-def test_every_call_with_every_code(tmp_path: Path) -> None:
-    ends = matrix(tmp_path, lambda _, count: list(range(count)), CODES)
-    print(f"fault cases: {sum(ends.values())}, ending {dict(ends)}")
-    assert sum(ends.values()) > 1000
+async def test_every_call_with_every_code(tmp_path: Path) -> None:
+    assert sum((await _failing(tmp_path, "all", CODES)).values()) > 1000
 
 
-async def _hang(directory: Path, call: str, skip: int, before: list[Any], after: list[Any]) -> None:
-    rig = await prepared(directory, read_deadline=0.2, change_deadline=0.2)
-    try:
-        order = rig.sim.hang(call, skip=skip)
-        result = await asyncio.wait_for(rig.cycle(), 20)
-        assert result.phase is not snapshot.Phase.CONVERGED or rig.truth() == after
-        if rig.gpus.any_hung:
-            assert result.phase is not snapshot.Phase.CONVERGED
-        rig.sim.release(order)  # the call completes now, and has its effect
-        while rig.gpus.any_hung:
-            await asyncio.sleep(0.002)
-        again = await rig.cycle()
-        assert again.phase is snapshot.Phase.CONVERGED, f"{call} number {skip} hung: {again.phase} {again.reasons}"
-        assert rig.truth() == after
-    finally:
-        await rig.close()
-
-
-def test_every_mutation_hanging_and_completing_late(tmp_path: Path) -> None:
-    made, before, after = asyncio.run(calls_of_the_repartition(tmp_path))
-    cases = [(call, skip) for call in MUTATING for skip in range(made[call])]
-    assert len(cases) >= 8
-    for call, skip in cases:
-        asyncio.run(_hang(tmp_path, call, skip, before, after))
-    print(f"hang cases: {len(cases)}")
-
-
-@pytest.mark.full
-def test_every_read_hanging(tmp_path: Path) -> None:
-    made, before, after = asyncio.run(calls_of_the_repartition(tmp_path))
+async def _hanging(directory: Path, spots: Iterable[str] | None) -> int:
+    """Let calls hang past their deadline and complete late; a hung GPU is said, and ends as wanted."""
     cases = 0
-    for call, count in sorted(made.items()):
-        if call in MUTATING or call == "nvmlErrorString":
-            continue
-        for skip in sorted({0, count // 2, count - 1}):
-            asyncio.run(_hang(tmp_path, call, skip, before, after))
+    async with prepared(directory) as case:
+        for call, skip in case.each("all" if spots is None or spots == MUTATING else "ends"):
+            if spots is not None and call not in spots:
+                continue
+            name = f"{call} number {skip} hangs"
+            await case.rig.rewind(case.mark, deadlines=(SHORT, SHORT))
+            order = case.rig.sim.hang(call, skip=skip)
+            began = time.monotonic()
+            result = await asyncio.wait_for(case.rig.cycle(), PATIENCE)
+            assert time.monotonic() - began < 40 * SHORT, f"{name}: it took longer than the deadlines"
+            if case.rig.gpus.any_hung:
+                assert result.phase is not snapshot.Phase.CONVERGED, name
+                assert "come back" in " ".join(r.message for r in result.reasons), f"{name}: {result.reasons}"
+            elif result.phase is snapshot.Phase.CONVERGED:
+                assert case.rig.truth() == case.after, name
+            case.rig.sim.release(order)  # the call completes now, and has its effect
+            until = time.monotonic() + PATIENCE
+            while case.rig.gpus.any_hung:
+                assert time.monotonic() < until, name
+                await asyncio.sleep(0.002)
+            case.rig.patient()
+            await again(case, name)
             cases += 1
     print(f"hang cases: {cases}")
+    return cases
 
 
-async def _lose(directory: Path, step: int, before: list[Any], after: list[Any]) -> bool:
-    rig = await prepared(directory)
-    try:
+async def test_every_mutation_hanging_and_completing_late(tmp_path: Path) -> None:
+    assert await _hanging(tmp_path, MUTATING) >= 8
+
+
+@pytest.mark.full
+async def test_every_call_hanging_and_completing_late(tmp_path: Path) -> None:
+    assert await _hanging(tmp_path, None) > 200
+
+
+async def _lost(directory: Path, spots: str) -> int:
+    """GPU 0 falls off the bus at a call: every later call to it says so. The other one ends as wanted."""
+    cases = 0
+    async with prepared(directory) as case:
+        for call, skip in case.each(spots):
+            name = f"GPU 0 is lost at {call} number {skip}"
+            await case.rig.rewind(case.mark)
+            order = case.rig.sim.hang(call, skip=skip)
+            cycle = asyncio.ensure_future(case.rig.cycle())
+            # The call waits in its thread until the GPU is lost under it.
+            until = time.monotonic() + PATIENCE
+            while not _reached(case, order) and not cycle.done():
+                assert time.monotonic() < until, name
+                await asyncio.sleep(0.0005)
+            case.rig.sim.lose(0)
+            case.rig.sim.release(order)
+            result = await asyncio.wait_for(cycle, PATIENCE)
+            cases += 1
+            judge(case, result, name)
+            if result.node is None:
+                assert result.reasons
+                continue
+            if case.rig.truth()[0] != case.after[0]:
+                assert result.phase is not snapshot.Phase.CONVERGED, name
+            assert case.rig.truth()[1] == case.after[1], f"{name}: GPU 1 is not as wanted: {result.reasons}"
+            await case.rig.restart()
+            later = await case.rig.cycle()
+            assert later.node.gpus[0].state.value == "lost", name
+            assert later.phase is snapshot.Phase.BLOCKED, name
+            assert case.rig.truth()[1] == case.after[1], name
+    print(f"loss cases: {cases}")
+    return cases
+
+
+def _reached(case: Case, order: int) -> bool:
+    return any(f.id == order and f.seen > f.skip for f in case.rig.sim.faults.listed())
+
+
+async def test_a_gpu_lost_at_the_first_and_last_of_each_call(tmp_path: Path) -> None:
+    assert await _lost(tmp_path, "ends") > 40
+
+
+@pytest.mark.full
+async def test_a_gpu_lost_at_every_call(tmp_path: Path) -> None:
+    assert await _lost(tmp_path, "all") > 200
+
+
+def serials(case: Case) -> dict[int, tuple[int, str, int]]:
+    """Which instances there are: what tells one from a later one in its place → (GPU, profile, start)."""
+    return {
+        i.serial: (gpu.index, gpu.profile(i.profile).name, i.start)
+        for gpu in case.rig.sim.driver.gpus
+        for i in gpu.state.instances.values()
+    }
+
+
+async def test_stopped_after_every_step_the_next_start_finishes_and_keeps_what_matched(tmp_path: Path) -> None:
+    async with prepared(tmp_path) as case:
+        wanted = {
+            (index, profile, start) for index, (_, found) in enumerate(case.after) for profile, start, _ in found
+        }
         steps = 0
-
-        def progress(_: str) -> None:
-            nonlocal steps
-            if steps == step:
-                rig.sim.lose(0)
+        while True:
+            await case.rig.rewind(case.mark)
+            stopped = await case.rig.cycle(stop=lambda at=steps: len(case.rig.progress) >= at)
+            matched = {serial for serial, place in serials(case).items() if place in wanted}
+            await case.rig.restart()
+            await again(case, f"stopped after {steps} steps")
+            assert matched <= set(serials(case))
+            if not stopped.outcome.stopped:
+                break
             steps += 1
-
-        result = await rig.cycle(progress=progress)
-        assert result.phase is not snapshot.Phase.CONVERGED
-        assert rig.truth()[1] == after[1]
-        assert result.node.gpus[0].state.value == "lost"
-        return steps > step
-    finally:
-        await rig.close()
-
-
-def test_a_gpu_lost_at_every_step_leaves_the_other_as_wanted(tmp_path: Path) -> None:
-    _, before, after = asyncio.run(calls_of_the_repartition(tmp_path))
-    step = 0
-    while asyncio.run(_lose(tmp_path, step, before, after)):
-        step += 1
-        if step >= 10:
-            break
-    assert step >= 4
-    print(f"loss cases: {step}")
-
-
-async def _stop(directory: Path, step: int, after: list[Any]) -> bool:
-    rig = await prepared(directory)
-    try:
-        await rig.cycle(stop=lambda: len(rig.progress) >= step)
-        kept = {i.serial for g in rig.sim.driver.gpus for i in g.state.instances.values()}
-        await rig.restart()
-        done = len(rig.progress)
-        again = await rig.cycle()
-        assert again.phase is snapshot.Phase.CONVERGED
-        assert rig.truth() == after
-        wanted = {(p, s) for p, s, _ in after[0][1]}
-        for gpu in rig.sim.driver.gpus:
-            for i in gpu.state.instances.values():
-                # What matched already when it was stopped is the very same instance now.
-                assert i.serial in kept or (gpu.profile(i.profile).name, i.start) in wanted
-        return len(rig.progress) > done
-    finally:
-        await rig.close()
-
-
-def test_stopped_after_every_step_the_next_start_finishes(tmp_path: Path) -> None:
-    _, _, after = asyncio.run(calls_of_the_repartition(tmp_path))
-    step = 0
-    while asyncio.run(_stop(tmp_path, step, after)):
-        step += 1
-    assert step >= 8
+        assert steps >= 8
