@@ -24,7 +24,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path("/var/tmp/gpunode-nspawn")
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "python3", "python3-systemd", "curl", "procps")
-MIRROR = "http://deb.debian.org/debian"
 _REBOOTED = 133
 _HALT = signal.SIGRTMIN + 4  # PID 1: power off
 STATE = "/var/lib/gpunode/simulated.json"
@@ -83,7 +82,7 @@ def base() -> Path:
     shutil.rmtree(place, ignore_errors=True)
     CACHE.mkdir(parents=True, exist_ok=True)
     subprocess.run(
-        ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", "bookworm", str(place), MIRROR],
+        ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", "bookworm", str(place)],
         check=True,
         stdout=subprocess.DEVNULL,
         timeout=600,

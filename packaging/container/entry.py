@@ -1,0 +1,64 @@
+#!/usr/bin/python3.11 -I
+"""What the image starts: the right verb for the container it finds itself in.
+
+With arguments it is `gpunode` with those arguments. Without, it looks where Bottlerocket put it: a
+bootstrap container partitions and ends within its deadline, so that a node always boots on; a host
+container (superpowered) watches and serves. Elsewhere it runs the daemon.
+
+A Bottlerocket container has a /dev of its own without the GPUs, and NVML opens fixed paths there: the
+host's device files are linked into it first.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+DEADLINE = 240.0
+"""Seconds a bootstrap container may hold the boot up."""
+RETRY = 5.0
+BLOCKED = 4
+BOTTLEROCKET = Path("/.bottlerocket")
+
+
+def link_devices(host: Path, own: Path) -> None:
+    """Make the host's NVIDIA device files reachable under `own`."""
+    for source in sorted(host.glob("nvidia*")):
+        target = own / source.name
+        if not target.exists():
+            target.unlink(missing_ok=True)
+            target.symlink_to(source)
+
+
+def bootstrap(command: list[str]) -> int:
+    """Apply until it is done, refused for good, or the deadline has come.
+
+    What is only blocked is tried again: Bottlerocket's own nvidia-migmanager may still be at work.
+    """
+    end = time.monotonic() + DEADLINE
+    while True:
+        left = end - time.monotonic()
+        try:
+            code = subprocess.run([*command, "apply", "--yes"], timeout=max(left, 1.0), check=False).returncode
+        except subprocess.TimeoutExpired:
+            print(f"gpunode: not done after {DEADLINE:g} s; the node boots on as it is", file=sys.stderr, flush=True)
+            return 1
+        if code != BLOCKED or end - time.monotonic() < 2 * RETRY:
+            return code
+        time.sleep(RETRY)
+
+
+def main() -> int:
+    """Start gpunode as this container wants it; returns only from a bootstrap container."""
+    command = ["/usr/bin/gpunode"]
+    if (BOTTLEROCKET / "rootfs/dev").is_dir():
+        link_devices(BOTTLEROCKET / "rootfs/dev", Path("/dev"))
+    words = sys.argv[1:]
+    if not words and (BOTTLEROCKET / "bootstrap-containers/current").is_dir():
+        return bootstrap(command)
+    os.execv(command[0], [*command, *(words or ["run"])])  # noqa: RET503, S606  # becomes gpunode, for its signals
+
+
+if __name__ == "__main__":
+    sys.exit(main())
