@@ -67,7 +67,7 @@ _CUDA_OF_MAJOR = {
     555: 12050,
     550: 12040,
 }
-_MAX_GPUS = 64
+_MAX_GPUS = 128
 
 
 class SimulationError(errors.GpunodeError):
