@@ -12,8 +12,8 @@ from tests.bench.report import Row, exponent
 
 GPUS = (1, 2, 4, 8, 16, 72)
 INSTANCES = (1, 2, 3, 4, 5, 6, 7)
-INTERVAL = 0.5
-SAMPLES = 8
+INTERVAL = 0.25
+SAMPLES = 20
 LIMIT = 1.15
 """An exponent that still counts as linear: the fit sees noise."""
 
@@ -40,7 +40,6 @@ def rows(where: Path) -> Iterator[Row]:
 
 def _row(points: Sequence[Point], field: str, name: str, unit: str) -> Row:
     values = [(float(p.size), float(getattr(p, field))) for p in points]
-    first, last = values[0][1], values[-1][1]
     noisy = field in ("cpu", "memory")
     return Row(
         f"growth of {name}",
@@ -49,14 +48,14 @@ def _row(points: Sequence[Point], field: str, name: str, unit: str) -> Row:
         reach=LIMIT if not noisy else LIMIT + 0.15,
         slack=1.25,
         noise=0.25 if noisy else 0.02,
-        note=f"{first:.0f} to {last:.0f} {unit}".rstrip(),
+        note=" ".join(f"{value:.0f}" for _, value in values) + f" {unit}".rstrip(),
     )
 
 
 def _point(where: Path, size: int, *, gpus: int, instances: int) -> Point:
     of = node.busy(where, gpus=gpus, instances=f'{{ "1g.10gb" = {instances} }}', extra=f"sample-interval = {INTERVAL}")
     with node.daemon(of, traced=True) as gpunode:
-        time.sleep(2 * INTERVAL)  # the first samples also ask what never changes
+        time.sleep(4 * INTERVAL)  # the first samples also ask what never changes
         before = after = node.ask_counts(of, gpunode)
         until = time.monotonic() + 120
         while (taken := after.samples - before.samples) < SAMPLES:
