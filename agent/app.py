@@ -94,8 +94,8 @@ class Node:
 class _HostAroundSimulation(real.RealMachine):
     """This host, with simulated GPUs in it: units and reboot are real, a GPU reset is the simulator's."""
 
-    def __init__(self, simulated: machines.Machine) -> None:
-        super().__init__()
+    def __init__(self, simulated: machines.Machine, root: Path) -> None:
+        super().__init__(root)
         self.simulated = simulated.simulated
         self._simulated_machine = simulated
 
@@ -120,13 +120,13 @@ async def open(options: Options) -> AsyncIterator[Node]:  # noqa: A001  # reads 
         library = simulation.library
         machine = simulation.machine
         if options.sim_host == "real":
-            machine = _HostAroundSimulation(simulation.machine)
+            machine = _HostAroundSimulation(simulation.machine, real.host_root(options.environ))
     else:
         machine = real.RealMachine(real.host_root(options.environ))
     session = sessions.Session(library, root=machine.root)
     gpus = nvml_gpus.NvmlGpus(session, machine=machine)
     request = source.Request(
-        root=machine.root,
+        root=real.settings_root(machine),
         files=options.settings,
         mig_config=options.mig_config,
         environ=options.environ,

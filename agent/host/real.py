@@ -48,6 +48,12 @@ def host_root(environ: Mapping[str, str], *, base: Path = Path("/")) -> Path:
     return view if view.is_dir() else base
 
 
+def settings_root(machine: machines.Machine) -> Path:
+    """Return under which directory settings are looked for: the machine's root, but this container's own
+    where that is Bottlerocket's view of its host: our user data lies beside the view."""
+    return Path("/") if machine.root == Path(BOTTLEROCKET_ROOT) else machine.root
+
+
 class RealMachine:
     """The host this process runs on.
 

@@ -57,7 +57,7 @@ def main() -> int:
     words = sys.argv[1:]
     if not words and (BOTTLEROCKET / "bootstrap-containers/current").is_dir():
         return bootstrap(command)
-    os.execv(command[0], [*command, *(words or ["run"])])  # noqa: RET503, S606  # becomes gpunode, for its signals
+    return os.execv(command[0], [*command, *(words or ["run"])])  # noqa: S606  # becomes gpunode, for its signals
 
 
 if __name__ == "__main__":

@@ -271,3 +271,8 @@ class TestReboot:
         machine = real.RealMachine(host.root, api_socket=host.path("/gone.sock"))
         with pytest.raises(errors.GpunodeError, match=r"cannot ask Bottlerocket's API for a reboot"):
             machine.request_reboot("why")
+
+
+def test_settings_of_a_bottlerocket_container_lie_beside_its_view_of_the_host(host: hosts.Host) -> None:
+    assert real.settings_root(host.machine) == host.root
+    assert real.settings_root(real.RealMachine(Path(real.BOTTLEROCKET_ROOT))) == Path("/")
