@@ -134,6 +134,7 @@ class SimulatedMachine:
                 node.resets,
                 _users(node),
                 len(node.kernel_log),
+                node.units.get("ecs.service"),
                 *(g.lost for g in node.gpus),
             )
             if key == self._shown:
@@ -152,6 +153,7 @@ class SimulatedMachine:
                 _write(marker, str(node.boots))
             self._write_devices(node)
             self._write_processes(node)
+            self._write_ecs(node)
             _write(self._directory / "dev/kmsg", "".join(line + "\n" for line in node.kernel_log))
 
     def _write_static(self, node: state.Node) -> None:
@@ -247,6 +249,19 @@ class SimulatedMachine:
         for device in devices.iterdir():
             if device.name not in nodes:
                 device.unlink(missing_ok=True)
+
+    def _write_ecs(self, node: state.Node) -> None:
+        """Show what the start of the ECS agent leaves: the GPUs it will register. It goes with a reboot."""
+        assert self._directory is not None
+        path = self._directory / "var/lib/ecs/gpu/nvidia-gpu-info.json"
+        if not node.units.get("ecs.service"):
+            path.unlink(missing_ok=True)
+        elif not path.exists():
+            told = {
+                "DriverVersion": self._machine.spec.driver_version,
+                "GPUIDs": [gpu.spec.uuid for gpu in self._machine.gpus if not node.gpus[gpu.index].lost],
+            }
+            _write(path, json.dumps(told) + "\n")
 
     def _write_processes(self, node: state.Node) -> None:
         """Show the processes and holders of the node in proc: name, cgroup and open device files."""

@@ -22,6 +22,7 @@ from agent.sim import state as states
 XID = 8
 MIG_CONFIG_CHANGE = 0x100
 PERSISTENCED = "nvidia-persistenced.service"
+GRIDD = "nvidia-gridd.service"
 SCHEDULER_UNITS = {"kubelet": "kubelet.service", "ecs": "ecs.service"}
 _MEDIA = (1, 2, 3, 4)  # decoder, encoder, JPEG, OFA of the engine counts: a pool; copy engines are shared freely
 _POLL = 0.05
@@ -534,6 +535,8 @@ def initial_units(node: spec.Node, /) -> dict[str, bool]:
     units = {PERSISTENCED: node.persistenced, "kubelet.service": False, "ecs.service": False}
     if node.scheduler in SCHEDULER_UNITS:
         units[SCHEDULER_UNITS[node.scheduler]] = True
+    if any(tables.model(gpu.model).virtual for gpu in node.gpus):
+        units[GRIDD] = True  # a slice of a GPU comes with an image that keeps its licence
     return units
 
 

@@ -17,6 +17,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics
 
 from agent import measures
+from agent.host import facts
 from agent.mig import node as nodes
 from agent.mig import plan as plans
 from agent.reconcile import snapshot as snapshots
@@ -164,6 +165,7 @@ def test_every_family_is_seen_in_some_case() -> None:
         ),
         outcome=_outcome(),
         reasons=(snapshots.Reason("after-change", "a hook failed"),),
+        facts=facts.HostFacts(persistenced=False),
     )
     gpu = built.whole_sample(0, remapped_rows={"correctable": 1})
     full = built.sample(gpu, built.gpu_sample(1), xid_last={(built.uuid(0), 79): built.NOW - 5})
