@@ -67,8 +67,10 @@ def test_when_the_newest_instance_of_this_node_was_made(host: hosts.Host) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        'cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: "0:0"\n  containerEdits:\n    hooks:\n'
-        "    - hookName: createContainer\n- name: all\n",
+        (
+            'cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: "0:0"\n  containerEdits:\n    hooks:\n'
+            "    - hookName: createContainer\n- name: all\n"
+        ),
         json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": "0:0"}, {"name": "all"}]}),
     ],
     ids=["yaml", "json"],
