@@ -23,6 +23,12 @@ GPUNODE = PYTHON.with_name("gpunode")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
+def environ(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a child: as packages run it, from `.pyc`, with nothing that steers gpunode."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GPUNODE_", "PYTHON")) and k != "NOTIFY_SOCKET"}
+    return kept | dict(more or {})
+
+
 def free_port() -> int:
     """Return a TCP port of the loopback that nobody listens on."""
     with socket.socket() as probe:
@@ -75,7 +81,7 @@ def command(argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None)
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
-        env=dict(os.environ) | dict(env or {}),
+        env=environ(env),
         cwd=ROOT,
     ) as process:
         assert process.stdout is not None
@@ -121,7 +127,7 @@ def server(
             stdout=output,
             stderr=output,
             stdin=subprocess.DEVNULL,
-            env=dict(os.environ) | dict(env or {}),
+            env=environ(env),
             cwd=ROOT,
         )
     daemon = Daemon(process, port, log)
