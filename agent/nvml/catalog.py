@@ -118,8 +118,9 @@ def _ask(handle: Any, kind: Kind, model: str) -> list[nodes.ProfileOffer]:
 def _each(ask: Callable[[int], T]) -> Iterator[tuple[int, T]]:
     """Ask for selector after selector until the driver knows no further one.
 
-    "Invalid argument" is also what a dead handle gets: the first selector is always a valid one, and
-    the end is believed when it is told twice. A table cut short would hide instances from everybody.
+    "Invalid argument" is also what a dead handle gets: the first selector is always a valid one. The
+    end, and a profile that is not supported, are believed when told twice: a table with a hole or cut
+    short would hide instances from everybody, for as long as this process lives.
     """
     refused = False
     index = 0
@@ -134,7 +135,9 @@ def _each(ask: Callable[[int], T]) -> Iterator[tuple[int, T]]:
             refused = True
             continue
         except errors.NotSupported:
-            pass
+            if not refused:
+                refused = True
+                continue
         else:
             yield index, answer
         refused = False

@@ -91,8 +91,6 @@ class Watch:
                     told = True
                     log.warning("GPU events cannot be watched; trying again", cause=cause)
                 self._stop.wait(_AGAIN)
-            finally:
-                self._watched = 0
 
     def _watch(self) -> None:
         """Watch with one event set until told to stop. Raises CallError."""
@@ -110,6 +108,7 @@ class Watch:
                     continue
                 self._tell(event)
         finally:
+            self._watched = 0
             try:
                 calls.call("nvmlEventSetFree", events)
             except errors.CallError:

@@ -66,8 +66,9 @@ class _Slot:
 
 class NvmlGpus:
     """See the module. `read_deadline` and `change_deadline` bound one NVML call, in seconds; `clock`
-    gives Unix time, `wait` passes the seconds between two tries of a destroy that is refused as in use. `on_returned` is told (on the event loop) the UUID of a GPU whose overdue call has
-    come back, so that it can be observed afresh."""
+    gives Unix time, `wait` passes the seconds between two tries of a destroy that is refused as in use.
+    `on_returned` is told (on the event loop) the UUID of a GPU whose overdue call has come back, so
+    that it can be observed afresh."""
 
     def __init__(
         self,

@@ -102,7 +102,11 @@ async def bench() -> AsyncIterator[Opener]:
         ) -> Bench:
             about = dataclasses.replace(specs.read(name), **changes)
             node = simulated.open_spec(about)
-            options = {"read_deadline": read_deadline, "change_deadline": change_deadline}
+            options: dict[str, Any] = {
+                "read_deadline": read_deadline,
+                "change_deadline": change_deadline,
+                "wait": lambda _: None,
+            }
             made = Bench(node, door(node, **options), options=options)
             if look:
                 state = await made.gpus.observe()

@@ -27,7 +27,12 @@ def refuse(code: int) -> object:
 
 def test_a_call_is_noted_while_it_lasts(record: calls.Record, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: seen.append((record.call, handle)) or "name")
+
+    def tell(handle: object) -> str:
+        seen.append((record.call, handle))
+        return "name"
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", tell)
     assert calls.call("nvmlDeviceGetName", "h") == "name"
     ((noted, handle),) = seen
     assert noted is not None

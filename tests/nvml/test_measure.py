@@ -40,7 +40,9 @@ async def test_a_whole_gpu(bench: Callable[..., Any]) -> None:
     made = await bench("h100.80gb:2")
     first = made.node.start_process(0, memory_mib=2048, activity=0.5)
     made.node.start_process(0, memory_mib=1024, kind="mps")
-    made.node.damage(0, ecc={"uncorrected/sram": 3, "corrected/dram": 2}, remapped_correctable=1, remap_pending=True, replays=7)
+    made.node.damage(
+        0, ecc={"uncorrected/sram": 3, "corrected/dram": 2}, remapped_correctable=1, remap_pending=True, replays=7
+    )
     await visit(made, slow=True)
     sample = await visit(made, slow=True)
     assert first
@@ -122,7 +124,9 @@ async def test_several_compute_instances_share_the_memory_of_one_gpu_instance(be
     assert len(instance.compute) == 2
     assert instance.memory is not None
     await visit(made)
-    assert (made.counted() - before)["nvmlDeviceGetMemoryInfo_v2"] == 2 * 2, "the GPU's and the GPU instance's, each once a visit"
+    assert (made.counted() - before)["nvmlDeviceGetMemoryInfo_v2"] == 2 * 2, (
+        "the GPU's and the GPU instance's, each once a visit"
+    )
 
 
 async def test_an_ampere_gpu_has_no_activity_and_that_is_absent(bench: Callable[..., Any]) -> None:
@@ -150,7 +154,12 @@ async def test_what_is_unsupported_is_asked_once_a_generation(bench: Callable[..
     before = made.counted()
     await visit(made, slow=True)
     asked = made.counted() - before
-    for call in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature", "nvmlDeviceGetMemoryErrorCounter", "nvmlDeviceGetNvLinkState"):
+    for call in (
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetTemperature",
+        "nvmlDeviceGetMemoryErrorCounter",
+        "nvmlDeviceGetNvLinkState",
+    ):
         assert before[call] >= 1
         assert asked[call] == 0, call
 
@@ -182,7 +191,9 @@ async def test_older_drivers_are_asked_the_older_way(bench: Callable[..., Any]) 
         pytest.param("p4d.24xlarge", tuple(("1g.5gb", n) for n in range(7)), id="eight A100 of seven"),
     ],
 )
-async def test_calls_a_cycle_over_a_minute(bench: Callable[..., Any], name: str, layout: tuple[tuple[str, int], ...]) -> None:
+async def test_calls_a_cycle_over_a_minute(
+    bench: Callable[..., Any], name: str, layout: tuple[tuple[str, int], ...]
+) -> None:
     """Twelve cycles of five seconds, one of them with the slow groups."""
     made = await bench(name)
     if layout:
@@ -224,7 +235,9 @@ async def test_after_a_repartition_the_next_sample_shows_what_is_there(bench: Ca
 
 
 @pytest.mark.parametrize("name", ["h100.80gb:1", "a100.80gb:1"])
-async def test_an_instance_that_another_process_destroys_vanishes_with_the_next_sample(bench: Callable[..., Any], name: str) -> None:
+async def test_an_instance_that_another_process_destroys_vanishes_with_the_next_sample(
+    bench: Callable[..., Any], name: str
+) -> None:
     from agent.nvml import gpus as doors
     from agent.nvml import session as sessions
 
@@ -232,7 +245,9 @@ async def test_an_instance_that_another_process_destroys_vanishes_with_the_next_
     assert len((await visit(made)).instances) == 2
     other = doors.NvmlGpus(sessions.Session(made.node.library, root=made.node.machine.root), machine=made.node.machine)
     large = (await other.observe_gpu(made.uuids[0])).instances[0]
-    await other.perform(made.uuids[0], plans.DestroyComputeInstance(large.id, 0, large.compute[0].profile, large.placement))
+    await other.perform(
+        made.uuids[0], plans.DestroyComputeInstance(large.id, 0, large.compute[0].profile, large.placement)
+    )
     await other.perform(made.uuids[0], plans.DestroyGpuInstance(large.id, large.profile, large.placement))
     assert [i.profile for i in (await visit(made)).instances] == ["1g.10gb"]
     await other.close()
@@ -335,7 +350,9 @@ def calls_of_a_visit() -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("call", calls_of_a_visit())
-async def test_every_code_at_every_call_of_a_visit_leaves_the_rest_standing(bench: Callable[..., Any], call: str) -> None:
+async def test_every_code_at_every_call_of_a_visit_leaves_the_rest_standing(
+    bench: Callable[..., Any], call: str
+) -> None:
     made = await split(bench, "h100.80gb:2", ("3g.40gb", 0), ("1g.10gb", 4))
     clean = _comparable(await visit(made, slow=True))
     for code in (*range(1, 31), 999):
@@ -356,6 +373,10 @@ def _comparable(sample: measures.GpuSample) -> object:
     for name in ("taken", "power_watts", "energy_joules", "pcie_transmit_bytes", "pcie_receive_bytes", "activity"):
         plain.pop(name)
     return {
-        name: sorted(map(str, value)) if isinstance(value, dict) else len(value) if name == "instances" else value is None
+        name: sorted(map(str, value))
+        if isinstance(value, dict)
+        else len(value)
+        if name == "instances"
+        else value is None
         for name, value in plain.items()
     }

@@ -66,10 +66,10 @@ async def test_steps_cost_at_most_ten_calls(bench: Callable[..., Any]) -> None:
         await made.gpus.perform(uuid, step)
         spent[step.kind] = sum((made.counted() - before).values())
     last = next(i for i in (await made.gpus.observe_gpu(uuid)).instances if i.placement == place)
-    for step in (remove_compute(last), remove(last)):
+    for removal in (remove_compute(last), remove(last)):
         before = made.counted()
-        await made.gpus.perform(uuid, step)
-        spent[step.kind] = sum((made.counted() - before).values())
+        await made.gpus.perform(uuid, removal)
+        spent[removal.kind] = sum((made.counted() - before).values())
     before = made.counted()
     other = await made.again()
     await other.observe()
@@ -120,9 +120,7 @@ async def test_a_compute_instance_for_a_gpu_instance_that_is_not_there(bench: Ca
         await made.gpus.perform(gpu.uuid, plans.CreateComputeInstance(nodes.Placement(3, 1), profiles.parse("5g.60gb")))
 
 
-async def test_an_instance_in_use_is_not_destroyed(bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(perform, "_BUSY_WAIT", 0.0)
+async def test_an_instance_in_use_is_not_destroyed(bench: Callable[..., Any]) -> None:
     made, gpu = await ready(bench)
     (instance,) = (await made.split(0, ("3g.40gb", 0))).instances
     made.node.start_process(0, gpu_instance=instance.id)
@@ -130,13 +128,11 @@ async def test_an_instance_in_use_is_not_destroyed(bench: Callable[..., Any], mo
         await made.gpus.perform(gpu.uuid, remove_compute(instance))
     assert caught.value.exit_code == 4
     assert made.counted()["nvmlComputeInstanceDestroy"] == perform._BUSY_TRIES
-    assert waits == []
     made.node.stop_process()
     await made.gpus.perform(gpu.uuid, remove_compute(instance))
 
 
-async def test_a_destroy_that_is_busy_for_a_moment_goes_on(bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perform, "_BUSY_WAIT", 0.0)
+async def test_a_destroy_that_is_busy_for_a_moment_goes_on(bench: Callable[..., Any]) -> None:
     made, gpu = await ready(bench)
     (instance,) = (await made.split(0, ("3g.40gb", 0))).instances
     made.node.fail("nvmlComputeInstanceDestroy", 19, times=2)
@@ -145,9 +141,7 @@ async def test_a_destroy_that_is_busy_for_a_moment_goes_on(bench: Callable[..., 
 
 
 @pytest.mark.parametrize("kind", ["compute", "instance"])
-async def test_remains_after_a_destroy_that_answered_ok_are_an_error(
-    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+async def test_remains_after_a_destroy_that_answered_ok_are_an_error(bench: Callable[..., Any], kind: str) -> None:
     made, gpu = await ready(bench)
     (instance,) = (await made.split(0, ("3g.40gb", 0))).instances
     if kind == "instance":
@@ -202,10 +196,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("call", STEPS)
-async def test_every_code_at_every_call_of_a_step_is_our_error_or_success(
-    bench: Callable[..., Any], call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(perform, "_BUSY_WAIT", 0.0)
+async def test_every_code_at_every_call_of_a_step_is_our_error_or_success(bench: Callable[..., Any], call: str) -> None:
     made, gpu = await ready(bench)
     uuid, place = gpu.uuid, nodes.Placement(0, 4)
     for code in (*range(1, 31), 999):
@@ -215,18 +206,21 @@ async def test_every_code_at_every_call_of_a_step_is_our_error_or_success(
             await made.gpus.perform(uuid, remove_compute(there[place]))
         if STEPS[call] == "gi":
             await made.gpus.perform(uuid, remove(there[place]))
-        step: plans.Step = {
+        steps: dict[str, plans.Step] = {
             "mode": plans.SetMigMode(True),
             "gi": create(gpu, "3g.40gb", 0),
             "ci": plans.CreateComputeInstance(place, profiles.parse("3g.40gb")),
             "remove-ci": remove_compute(there[place]),
             "remove-gi": remove(there[place]),
-        }[STEPS[call]]
+        }
+        step = steps[STEPS[call]]
         order = made.node.fail(call, code)
+        refusal = ""
         try:
             await made.gpus.perform(uuid, step)
         except errors.CallError as cause:
-            assert str(cause).startswith("cannot ")
+            refusal = str(cause)
+        assert not refusal or refusal.startswith("cannot ")
         made.node.release(order)
         for one in (await made.gpus.observe_gpu(uuid)).instances:
             if one.compute:
