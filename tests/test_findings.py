@@ -363,10 +363,11 @@ def test_what_is_critical_degrades_and_the_rest_is_only_shown() -> None:
 
 def test_the_board_finds_once_a_snapshot_and_by_each_sample() -> None:
     hung = board.Board()
-    assert not hung.findings
+    nothing: tuple[findings.Finding, ...] = ()
+    assert hung.findings == nothing
     hung.publish_snapshot(snapshot_of(state(UNIFORM), None))
     assert hung.advertised is not None
-    assert hung.findings == ()
+    assert hung.findings == nothing
     hung.publish_snapshot(snapshot_of(state(UNIFORM), host(time_slicing="x")))
     hung.publish_sample(
         measures.Sample(taken=1.0, generation=0, nvml_up=True, gpus=(gpu_sample(fabric_state="in_progress"),))

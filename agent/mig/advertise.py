@@ -76,9 +76,8 @@ class _Device:
 
     @property
     def name(self) -> str:
-        """The profile as the field's tools print it: they leave out `Cc.` where C equals G."""
-        profile = self.compute.profile
-        return str(profile.gpu_instance if profile.compute_slices == profile.gpu_slices else profile)
+        """Its profile, see `device_name`."""
+        return device_name(self.compute)
 
     @property
     def attributes(self) -> object:
@@ -112,6 +111,26 @@ def advertise(node: nodes.NodeState) -> Advertised:
         ecs=_ecs(node, gpus, split),
         notes=tuple(_notes(split, devices, dra)),
     )
+
+
+def device_name(compute: nodes.ComputeInstance) -> str:
+    """Return a MIG device's profile as the field's tools print it: they leave out `Cc.` where C equals G."""
+    profile = compute.profile
+    return str(profile.gpu_instance if profile.compute_slices == profile.gpu_slices else profile)
+
+
+def per_parent(node: nodes.NodeState) -> dict[str, dict[str, int]]:
+    """Return for each GPU that answers (by UUID) how many MIG devices of each profile it carries: what a
+    claim for several devices of one parent has to live with. Whole GPUs have {}."""
+    found: dict[str, dict[str, int]] = {}
+    for gpu in node.gpus:
+        if gpu.state is nodes.GpuState.OK:
+            counts = found.setdefault(gpu.uuid, {})
+            for instance in gpu.instances:
+                for compute in instance.compute:
+                    name = device_name(compute)
+                    counts[name] = counts.get(name, 0) + 1
+    return found
 
 
 def resource_name(profile: str) -> str:
@@ -195,11 +214,25 @@ def _common(node: nodes.NodeState, gpu: nodes.Gpu) -> dict[str, str]:
     told = {
         "productName": gpu.name,
         "architecture": gpu.architecture,
-        "driverVersion": node.driver_version,
-        "cudaDriverVersion": node.cuda_version,
-        "resource.kubernetes.io/pciBusID": gpu.pci_bus_id,
+        "driverVersion": _semantic(node.driver_version),
+        "cudaDriverVersion": _semantic(node.cuda_version),
+        "resource.kubernetes.io/pciBusID": _pci_address(gpu.pci_bus_id),
     }
     return {key: value for key, value in told.items() if value}
+
+
+def _semantic(version: str) -> str:
+    """Return a version as Kubernetes takes one: three numbers without leading zeros (580.159.3)."""
+    parts = version.split(".")
+    if not version or not all(part.isdigit() for part in parts) or len(parts) > 3:
+        return version
+    return ".".join(str(int(part)) for part in (*parts, "0", "0")[:3])
+
+
+def _pci_address(address: str) -> str:
+    """Return a PCI address as Kubernetes writes it (0000:10:1c.0), from NVML's (00000000:10:1C.0)."""
+    domain, _, rest = address.lower().partition(":")
+    return f"{domain[-4:]}:{rest}" if rest else address
 
 
 def _minor(gpu: nodes.Gpu) -> int:

@@ -162,9 +162,9 @@ def test_dra_devices_carry_names_attributes_and_capacity() -> None:
         "parentUUID": "GPU-0",
         "productName": "NVIDIA A100-SXM4-40GB",
         "architecture": "Ampere",
-        "driverVersion": "580.159.03",
-        "cudaDriverVersion": "13.0",
-        "resource.kubernetes.io/pciBusID": "00000000:10:1C.0",
+        "driverVersion": "580.159.3",
+        "cudaDriverVersion": "13.0.0",
+        "resource.kubernetes.io/pciBusID": "0000:10:1c.0",
         "uuid": "MIG-0",
     }
     offer = state.gpus[0].offer(profile.parse("3g.20gb"))
@@ -237,3 +237,28 @@ def test_ecs_is_refused_where_mig_is_on_and_where_nobody_knows() -> None:
     assert found.refused is not None
     assert "gr6f.4xlarge" in found.refused
     assert advertise.advertise(nodes()).ecs == advertise.Ecs(0)
+
+
+@pytest.mark.parametrize(
+    ("told", "published"),
+    [("580.159.03", "580.159.3"), ("13.0", "13.0.0"), ("", None), ("new", "new"), ("1.2.3.4", "1.2.3.4")],
+)
+def test_versions_are_published_as_kubernetes_takes_them(told: str, published: str | None) -> None:
+    [device] = advertise.advertise(nodes(None, driver_version=told)).dra
+    assert device.attributes.get("driverVersion") == published
+
+
+def test_an_address_of_no_known_form_stays() -> None:
+    gpu = dataclasses.replace(nodes(None).gpus[0], pci_bus_id="somewhere")
+    [device] = advertise.advertise(node.NodeState(gpus=(gpu,))).dra
+    assert device.attributes["resource.kubernetes.io/pciBusID"] == "somewhere"
+
+
+def test_devices_are_counted_per_parent() -> None:
+    state = nodes(BALANCED, None, ["3g.20gb@4/2c+1c", "1g.5gb@0/"])
+    lost = dataclasses.replace(nodes(UNIFORM).gpus[0], uuid="GPU-lost", state=node.GpuState.LOST)
+    assert advertise.per_parent(dataclasses.replace(state, gpus=(*state.gpus, lost))) == {
+        "GPU-0": {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1},
+        "GPU-1": {},
+        "GPU-2": {"1c.3g.20gb": 1, "2c.3g.20gb": 1},
+    }
