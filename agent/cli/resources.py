@@ -1,12 +1,13 @@
-"""`gpunode resources`: what the schedulers will see of this node as it is now."""
+"""`gpunode resources`: what the schedulers will see of this node as it is now, and what they really have."""
 
 from __future__ import annotations
 
 import argparse
 
-from agent import app, errors
+from agent import app, errors, threads
 from agent.cli import node as nodes
 from agent.cli import out
+from agent.host import facts as hosts
 from agent.mig import advertise
 from agent.serve import render
 
@@ -19,9 +20,12 @@ def main(found: argparse.Namespace) -> int:
 async def _resources(node: app.Node) -> int:
     options = node.options
     state = await app.observe(node)
+    facts = await threads.run(lambda: hosts.gather(node.machine, state), name="facts")
     advertised = advertise.advertise(state)
     if options.output == "json":
-        out.document({"simulated": node.simulated, **render.resources_document(advertised)}, options.stdout)
+        document = {"simulated": node.simulated, **render.resources_document(advertised, state, facts)}
+        out.document(document, options.stdout)
     else:
-        out.table(render.resources_table(advertised, simulated=node.simulated), options.stdout, options.environ)
+        text = render.resources_table(advertised, simulated=node.simulated, node=state, facts=facts)
+        out.table(text, options.stdout, options.environ)
     return errors.EXIT_OK

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
 from agent import errors, findings, measures
-from agent.mig import advance, advertise, placement
+from agent.host import facts as hosts
+from agent.mig import advance, advertise, labels, placement
 from agent.mig import node as nodes
 from agent.mig import plan as plans
 from agent.reconcile import snapshot as snapshots
@@ -244,8 +245,16 @@ def outcome_document(outcome: snapshots.Outcome | None, node: nodes.NodeState | 
     }
 
 
-def resources_document(advertised: advertise.Advertised) -> Document:
-    """Return what the device plugin, the DRA driver and ECS will see."""
+def resources_document(
+    advertised: advertise.Advertised, node: nodes.NodeState | None = None, facts: hosts.HostFacts | None = None
+) -> Document:
+    """Return what the device plugin, the DRA driver and ECS will see.
+
+    With `node` also per GPU which MIG devices it carries (`parents`), the labels of feature discovery
+    by strategy (`labels`) and what a Karpenter NodeOverlay would have to say (`node_overlay`: capacity as
+    quantities, by strategy). With `facts` also what the kubelet and the ECS agent really have
+    (`observed`, None where they do not tell) and how that differs (`differences`, findings).
+    """
     plugin = advertised.device_plugin
     ecs = advertised.ecs
     return {
@@ -261,7 +270,48 @@ def resources_document(advertised: advertise.Advertised) -> Document:
         ],
         "ecs": {"gpus": ecs.gpus, "values": list(ecs.values)} if ecs.refused is None else {"refused": ecs.refused},
         "notes": list(advertised.notes),
+        **({} if node is None else _around_resources(advertised, node, facts)),
     }
+
+
+DIFFERENCES = frozenset({"kubelet-differs", "ecs-gpu-info-missing", "ecs-gpu-info-differs"})
+"""Codes of the findings that compare what is with what should be advertised."""
+
+
+def _around_resources(
+    advertised: advertise.Advertised, node: nodes.NodeState, facts: hosts.HostFacts | None
+) -> Document:
+    told: Document = {
+        "parents": [
+            {"index": gpu.index, "uuid": gpu.uuid, "devices": devices}
+            for gpu in node.gpus
+            for uuid, devices in advertise.per_parent(node).items()
+            if uuid == gpu.uuid
+        ],
+        "labels": {strategy: labels.labels(node, strategy) for strategy in ("none", "single", "mixed")},
+        "node_overlay": {
+            strategy: {"capacity": {name: str(count) for name, count in counts.items() if count}}
+            for strategy, counts in findings.expected(advertised, None).items()
+        },
+    }
+    if facts is not None:
+        info = facts.ecs_gpu_info
+        told["observed"] = {
+            "strategy": facts.strategy,
+            "strategy_source": facts.strategy_source,
+            "kubelet": None if facts.allocatable is None else dict(facts.allocatable),
+            "kubelet_problem": facts.allocatable_problem,
+            "ecs": None if info is None or info.problem is not None else list(info.gpu_ids),
+            "ecs_problem": None if info is None else info.problem,
+        }
+        told["differences"] = [finding_document(f) for f in _differences(advertised, node, facts)]
+    return told
+
+
+def _differences(
+    advertised: advertise.Advertised, node: nodes.NodeState, facts: hosts.HostFacts
+) -> list[findings.Finding]:
+    return [f for f in findings.find(node, facts, seen=advertised) if f.code in DIFFERENCES]
 
 
 def profiles_document(node: nodes.NodeState) -> list[Document]:
@@ -659,8 +709,14 @@ def _summary(plan: plans.Plan) -> str:
     return "; ".join(words)
 
 
-def resources_table(advertised: advertise.Advertised, *, simulated: str | None = None) -> str:
-    """Return what schedulers will see, for people."""
+def resources_table(
+    advertised: advertise.Advertised,
+    *,
+    simulated: str | None = None,
+    node: nodes.NodeState | None = None,
+    facts: hosts.HostFacts | None = None,
+) -> str:
+    """Return what schedulers will see, for people; with `node` and `facts` also what they really have."""
     lines = [f"SIMULATED NODE {simulated}: these GPUs are not there"] if simulated else []
     plugin = advertised.device_plugin
     lines.append("Kubernetes device plugin, by MIG strategy")
@@ -687,8 +743,41 @@ def resources_table(advertised: advertise.Advertised, *, simulated: str | None =
         lines.append(
             f"ECS: {ecs.gpus} GPU{'' if ecs.gpus == 1 else 's'}; a task may ask for {', '.join(ecs.values) or 'none'}"
         )
+    if node is not None:
+        lines += _parents(node)
+    if facts is not None:
+        lines += _observed(facts)
     lines += [f"! {note}" for note in advertised.notes]
+    if node is not None and facts is not None:
+        lines += [f"! {f.code}: {f.message}; {f.advice}" for f in _differences(advertised, node, facts)]
     return "\n".join(lines)
+
+
+def _parents(node: nodes.NodeState) -> list[str]:
+    groups: dict[tuple[tuple[str, int], ...], list[int]] = collections.defaultdict(list)
+    for uuid, devices in advertise.per_parent(node).items():
+        gpu = node.gpu(uuid)
+        if devices and gpu is not None:
+            groups[tuple(sorted(devices.items()))].append(gpu.index)
+    rows = [
+        (f"GPU {indexes(members)}", ", ".join(f"{count} x {name}" for name, count in devices))
+        for devices, members in groups.items()
+    ]
+    return ["MIG devices on one GPU (claims that must share a parent):", *columns(rows, indent="  ")] if rows else []
+
+
+def _observed(facts: hosts.HostFacts) -> list[str]:
+    lines = []
+    if facts.strategy is not None:
+        lines.append(f"the device plugin is set to {facts.strategy} ({facts.strategy_source})")
+    if facts.allocatable is not None:
+        told = ", ".join(f"{count} {name}" for name, count in sorted(facts.allocatable.items()))
+        lines.append(f"the kubelet has {told or 'no nvidia.com resource'}")
+    elif facts.allocatable_problem is not None:
+        lines.append(f"what the kubelet has is not known: {facts.allocatable_problem}")
+    if facts.ecs_gpu_info is not None and facts.ecs_gpu_info.problem is None:
+        lines.append(f"the ECS agent was told of {len(facts.ecs_gpu_info.gpu_ids)} GPUs")
+    return lines
 
 
 def profiles_table(node: nodes.NodeState) -> str:
