@@ -12,8 +12,8 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from agent import errors, log, measures
-from agent.sample import counters, source, xid
+from agent import errors, log, measures, threads
+from agent.sample import counters, kernel, source, xid
 
 HEAD_START = 0.05
 """Seconds a GPU's visit may take before the next GPU is visited beside it."""
@@ -22,6 +22,8 @@ SLOW_EVERY = 60.0
 PATIENCE = 60.0
 """Seconds after which a visit that has not ended makes its GPU one that does not answer. The lanes
 judge single calls much earlier; this is for a visit of many calls each slow but not overdue."""
+KERNEL_LOG_EVERY = 15.0
+"""Seconds between two looks at the kernel's log, whose records are all passed over at each."""
 PAUSE_LIMIT = 30.0
 """Seconds `pause` waits for visits under way: as long as a read may take before it counts as hung."""
 
@@ -55,8 +57,9 @@ class Sampler:
     """Measures the GPUs of `source` each `interval` seconds and hands samples to `publish`.
 
     `clock` gives Unix seconds, `monotonic` seconds for durations. `initializations()` is how often
-    the driver's session was opened; `events_up()` whether the watch that was begun still waits. Use
-    from the event loop's thread; `publish` is called there.
+    the driver's session was opened; `events_up()` whether the watch that was begun still waits.
+    `kernel_log` tells XIDs that the driver does not. Use from the event loop's thread; `publish` is
+    called there.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Sampler:
         monotonic: Callable[[], float] = time.monotonic,
         initializations: Callable[[], int] = lambda: 0,
         events_up: Callable[[], bool] = lambda: True,
+        kernel_log: kernel.KernelLog | None = None,
         head_start: float = HEAD_START,
         patience: float = PATIENCE,
     ) -> None:
@@ -79,6 +83,8 @@ class Sampler:
         self._monotonic = monotonic
         self._initializations = initializations
         self._events_up = events_up
+        self._kernel_log = kernel_log
+        self._kernel_log_due = monotonic()
         self._head_start = head_start
         self._patience = patience
         self._cards: dict[str, _Card] = {}
@@ -112,6 +118,7 @@ class Sampler:
         self._watch(versions)
         if versions is not None:
             await self._round()
+        await self._read_kernel_log()
         sample = self._sample(versions)
         self._publish(sample)
         return sample
@@ -280,6 +287,41 @@ class Sampler:
         except errors.GpunodeError as cause:
             log.debug("GPU events cannot be watched", cause=cause)
 
+    async def _read_kernel_log(self) -> None:
+        """Note XIDs that the kernel logged about GPUs that are known here."""
+        started = self._monotonic()
+        addresses = {
+            _address(card.last.pci_bus_id): card.uuid for card in self._cards.values() if card.last is not None
+        }
+        if self._kernel_log is None or started < self._kernel_log_due or not addresses:
+            return
+        self._kernel_log_due = started + KERNEL_LOG_EVERY
+        before = self._collectors.get("kernel-log")
+        last = None if before is None else before.last_success
+        try:
+            lines = await threads.run(self._kernel_log.read, name="kernel-log")
+        except (OSError, errors.GpunodeError) as cause:
+            log.warning("cannot read the kernel log", cause=cause)
+            self._collectors["kernel-log"] = measures.Collector(False, self._monotonic() - started, last)
+            return
+        if lines is None:
+            log.info("there is no kernel log to read here; XIDs come from the driver alone")
+            self._kernel_log = None
+            return
+        for line in lines:
+            uuid = addresses.get(line.address)
+            if uuid is None:
+                log.warning("XID of a GPU that is not known", address=line.address, xid=line.xid)
+                continue
+            self.xids.kernel(
+                uuid,
+                line.xid,
+                when=line.when,
+                gpu_instance_id=line.gpu_instance_id,
+                compute_instance_id=line.compute_instance_id,
+            )
+        self._collectors["kernel-log"] = measures.Collector(True, self._monotonic() - started, self._clock())
+
     def _stop_watching(self) -> None:
         unwatch, self._unwatch = self._unwatch, None
         if unwatch is not None:
@@ -299,3 +341,9 @@ class Sampler:
             if event.gpu_instance_id is not None and event.compute_instance_id is None:
                 self._first_seen.forget(event.uuid, event.gpu_instance_id)
             self._look_anew()
+
+
+def _address(bus_id: str) -> str:
+    """Return a PCI address as the kernel writes it; NVML has an eight-digit domain and capitals."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"

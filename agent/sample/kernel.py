@@ -1,0 +1,97 @@
+"""XIDs out of the kernel's log, each once in a boot, also over restarts of gpunode.
+
+Where the log stands is kept under /run with the boot's id: after a restart reading goes on behind
+the last record seen, and after a reboot from the beginning. Records tell seconds since boot; they
+become Unix times by the boot time in /proc/stat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from agent import errors, log
+from agent.host import files, kmsg
+
+KEPT = "/run/gpunode/kernel-log.json"
+
+
+class Host(Protocol):
+    """What is asked of the machine."""
+
+    def path(self, absolute: str) -> Path:
+        """Return where a file of the host is to be opened."""
+
+    def boot_id(self) -> str:
+        """The kernel's id of this boot."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """An XID in the log. `address` is the GPU's on the bus (`0000:10:1c.0`), `when` in Unix seconds; ids
+    are None where the whole GPU is meant."""
+
+    address: str
+    xid: int
+    when: float
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+
+
+class KernelLog:
+    """Reads the log of a machine from where it was left. Blocks a little: call it in a thread."""
+
+    def __init__(self, machine: Host, *, clock: Callable[[], float]) -> None:
+        self._machine = machine
+        self._clock = clock
+        self._reader: kmsg.Reader | None = None
+        self._boot_id = ""
+
+    def read(self) -> tuple[Line, ...] | None:
+        """Return what was written since last time; None where this process cannot read such a log at all.
+
+        Raises OSError when a log that is there cannot be read now.
+        """
+        if self._reader is None:
+            self._boot_id = self._machine.boot_id()
+            self._reader = kmsg.Reader(self._machine.path(kmsg.PATH), after=self._left_at())
+        before = self._reader.sequence
+        try:
+            found = self._reader.read()
+        except (FileNotFoundError, PermissionError):
+            return None
+        if self._reader.sequence != before:
+            self._keep(self._reader.sequence)
+        if not found:
+            return ()
+        booted = self._booted()
+        return tuple(Line(one.pci, one.xid, booted + one.at, one.gi, one.ci) for one in found)
+
+    def _left_at(self) -> int:
+        try:
+            kept = json.loads(files.read_text(self._machine.path(KEPT)) or "")
+            return int(kept["sequence"]) if kept["boot_id"] == self._boot_id else -1
+        except (OSError, ValueError, KeyError, TypeError, errors.GpunodeError):
+            return -1  # nothing kept, or nothing that can be used: every record of this boot is new
+
+    def _keep(self, sequence: int) -> None:
+        document = json.dumps({"boot_id": self._boot_id, "sequence": sequence}) + "\n"
+        try:
+            files.write_atomic(self._machine.path(KEPT), document.encode())
+        except OSError as cause:
+            log.debug("cannot keep where the kernel log stands; a restart counts its XIDs again", cause=cause)
+
+    def _booted(self) -> float:
+        """Return when this boot began, in Unix seconds."""
+        for line in (files.read_text(self._machine.path("/proc/stat")) or "").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "btime" and value.strip().isdigit():
+                return float(value)
+        uptime = (files.read_text(self._machine.path("/proc/uptime")) or "").split()
+        try:
+            return self._clock() - float(uptime[0])
+        except (IndexError, ValueError):
+            return self._clock()
