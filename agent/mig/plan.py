@@ -202,6 +202,12 @@ _NO_USE = ("service",)
 _NEEDS_RESET = ("", "unknown", "kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada")
 
 
+def users(holders: Iterable[nodes.Holder], *, force: bool) -> tuple[nodes.Holder, ...]:
+    """Return those of `holders` that forbid a destroy; `force` lifts what a scheduler gave away."""
+    lifted = _LIFTED_BY_FORCE if force else ()
+    return tuple(h for h in holders if h.kind not in _NO_USE and h.kind not in lifted)
+
+
 def compute(layout: layouts.Layout, node: nodes.NodeState, policy: Policy) -> Plan:
     """Plan the way of every GPU of `node` to `layout`. Pure; see the module's docstring."""
     blind = None
@@ -307,8 +313,7 @@ class _Case:
     # ---- who is in the way
 
     def _users(self, holders: Iterable[nodes.Holder]) -> tuple[nodes.Holder, ...]:
-        lifted = _LIFTED_BY_FORCE if self.policy.force else ()
-        return tuple(h for h in holders if h.kind not in _NO_USE and h.kind not in lifted)
+        return users(holders, force=self.policy.force)
 
     def _in_use(self, what: str, drift: Sequence[Drift]) -> GpuPlan | None:
         """Return the refusal when the GPU as a whole is in use, else None."""

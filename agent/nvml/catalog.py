@@ -115,12 +115,13 @@ def _ask(handle: Any, kind: Kind, model: str) -> list[nodes.ProfileOffer]:
     return offers
 
 
-def _each(ask: Callable[[int], T]) -> Iterator[tuple[int, T]]:
+def _each(ask: Callable[[int], T], *, expected: Callable[[int], bool] = lambda _: True) -> Iterator[tuple[int, T]]:
     """Ask for selector after selector until the driver knows no further one.
 
     "Invalid argument" is also what a dead handle gets: the first selector is always a valid one. The
     end, and a profile that is not supported, are believed when told twice: a table with a hole or cut
-    short would hide instances from everybody, for as long as this process lives.
+    short would hide instances from everybody, for as long as this process lives. `expected` tells
+    whether a profile could be there at all; that it is not is else believed at once.
     """
     refused = False
     index = 0
@@ -135,7 +136,7 @@ def _each(ask: Callable[[int], T]) -> Iterator[tuple[int, T]]:
             refused = True
             continue
         except errors.NotSupported:
-            if not refused:
+            if not refused and expected(index):
                 refused = True
                 continue
         else:
@@ -203,9 +204,16 @@ def _placements_by(call: str, handle: Any, profile_id: int, entry: type[Any]) ->
     return tuple(sorted(found))
 
 
+_SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7, 5: 8, 6: 6}
+"""Compute slices that the selectors of compute profiles stand for; later ones are not known."""
+
+
 def _ask_compute(instance: Any, offer: nodes.ProfileOffer) -> list[nodes.ComputeOffer]:
     found: list[nodes.ComputeOffer] = []
-    for index, (info, told) in _each(lambda index: _compute_info(instance, index)):
+    fits = _each(
+        lambda index: _compute_info(instance, index), expected=lambda index: _SLICES.get(index, 1) <= offer.slices
+    )
+    for index, (info, told) in fits:
         slices = int(info.sliceCount)
         profile = _compute_name(told, slices, int(info.multiprocessorCount), offer)
         found.append(

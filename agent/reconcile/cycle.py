@@ -28,6 +28,10 @@ from agent.settings import model, resolve
 
 PASSES = 4
 """How often a cycle plans again after acting: mode, then profiles told only with MIG on, then a spare."""
+RECHECK = 0.5
+"""Seconds for which a look at who uses a GPU is good enough to destroy something on it."""
+DEADLINE = 240.0
+"""Seconds that a cycle may act: no step begins after them."""
 IN_FORCE = "/run/gpunode/in-force.json"
 INDEXES = "/var/lib/gpunode/indexes.json"
 REBOOTS = "/var/lib/gpunode/reboots.json"
@@ -356,37 +360,43 @@ async def _act(
 def _recheck(around: Surroundings, seen: Look) -> Callable[[str, plans.Step], Awaitable[tuple[nodes.Holder, ...]]]:
     """Return a check for holders that appeared on a GPU after the plan was made.
 
-    The GPU is read once, before its first destroy or mode change; the driver itself refuses what
-    has processes, so this catches allocations and open files as far as they can be seen.
+    The GPU is read before its first destroy or mode change, and again when what was read is older than
+    `RECHECK` seconds. The driver itself refuses what has processes; this catches allocations and open
+    files as well. Allocations that cannot be read any more count as somebody's.
     """
-    checked: dict[str, nodes.Gpu | None] = {}
+    checked: dict[str, tuple[float, nodes.NodeState | None]] = {}
 
     async def recheck(uuid: str, step: plans.Step) -> tuple[nodes.Holder, ...]:
-        if uuid not in checked:
+        now = around.clock()
+        if uuid not in checked or abs(now - checked[uuid][0]) >= RECHECK:
             try:
                 alone = dataclasses.replace(seen.node, gpus=(await around.gpus.observe_gpu(uuid),))
-                checked[uuid] = (await around.holders(alone)).gpu(uuid)
+                checked[uuid] = (now, await around.holders(alone))
             except errors.GpunodeError:
-                checked[uuid] = None  # the step itself will say what is wrong
-        gpu = checked[uuid]
-        if gpu is None:
+                checked[uuid] = (now, None)  # the step itself will say what is wrong
+        state = checked[uuid][1]
+        gpu = state.gpu(uuid) if state is not None else None
+        if state is None or gpu is None:
             return ()
         match step:
             case plans.SetMigMode():
                 found = gpu.in_use
             case plans.DestroyGpuInstance():
-                found = tuple(h for i in gpu.instances if i.id == step.id for h in i.in_use)
+                found = tuple(h for i in gpu.instances if i.id == step.id for h in (*i.in_use, *gpu.holders))
             case plans.DestroyComputeInstance():
                 found = tuple(
                     h
                     for i in gpu.instances
                     if i.id == step.gpu_instance_id
-                    for h in (*i.holders, *(h for c in i.compute if c.id == step.id for h in c.holders))
+                    for h in (*gpu.holders, *i.holders, *(h for c in i.compute if c.id == step.id for h in c.holders))
                 )
             case _:
                 found = ()
+        found = plans.users(found, force=around.force)
         if around.force:
-            found = tuple(h for h in found if h.kind not in ("pod", "task"))
+            return found
+        if not found and not state.allocations_known:
+            found = (nodes.Holder("scheduler", f"{state.serving}, whose allocations cannot be read"),)
         return found
 
     return recheck

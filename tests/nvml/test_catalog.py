@@ -75,7 +75,7 @@ async def test_names_without_a_driver_that_tells_placements_of_compute(bench: Ca
 
 async def test_identical_gpus_ask_once_even_side_by_side(bench: Callable[..., Any]) -> None:
     made = await bench("p5.48xlarge", latency=(("read", 0.002), ("pcie-throughput", 0.02)))
-    assert made.counted()["nvmlDeviceGetGpuInstanceProfileInfoV"] == 20
+    assert made.counted()["nvmlDeviceGetGpuInstanceProfileInfoV"] == 31
     assert made.counted()["nvmlDeviceGetGpuInstancePossiblePlacements_v2"] == 7
 
 
@@ -144,9 +144,20 @@ UNSUPPORTED = errors.NotSupported("unsupported", call="x", code=3)
 
 
 def test_the_end_of_a_table_is_believed_when_told_twice() -> None:
-    asked, ask = _selectors("a", UNSUPPORTED, "b")
+    asked, ask = _selectors("a", UNSUPPORTED, UNSUPPORTED, "b")
     assert list(catalog._each(ask)) == [(0, "a"), (2, "b")]
+    assert asked == [0, 1, 1, 2, 3, 3]
+
+
+def test_a_profile_that_cannot_be_there_is_believed_missing_at_once() -> None:
+    asked, ask = _selectors("a", UNSUPPORTED, "b")
+    assert list(catalog._each(ask, expected=lambda index: index != 1)) == [(0, "a"), (2, "b")]
     assert asked == [0, 1, 2, 3, 3]
+
+
+def test_a_selector_unsupported_once_leaves_no_hole() -> None:
+    _, ask = _selectors("a", UNSUPPORTED, "b", "c")
+    assert list(catalog._each(ask)) == [(0, "a"), (1, "b"), (2, "c")]
 
 
 def test_a_selector_refused_once_does_not_cut_the_table_short() -> None:
