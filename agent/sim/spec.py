@@ -76,6 +76,13 @@ class SimulationError(errors.GpunodeError):
     exit_code = errors.EXIT_USAGE
 
 
+class UnpublishedError(SimulationError):
+    """The node exists, and what it is made of is not published: right to ask for, and not possible
+    here; exit code 4."""
+
+    exit_code = errors.EXIT_BLOCKED
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU: `model` is a table id, `pci_bus_id` in NVML's long form (00000000:10:1C.0)."""
@@ -168,7 +175,7 @@ def _model_id(name: str) -> str | None:
 
 def _of_instance_type(kind: tables.InstanceType) -> Node:
     if kind.count is None:
-        raise SimulationError(
+        raise UnpublishedError(
             f"cannot simulate {kind.name}: how many GPUs it has is not published; "
             f"write {tables.model(kind.model).model_key}:4 or a node file with the count"
         )
