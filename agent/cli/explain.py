@@ -11,9 +11,11 @@ import sys
 from agent import app, errors
 from agent.cli import node as nodes
 from agent.cli import out
+from agent.host import facts
 from agent.mig import advertise
 from agent.mig import node as states
 from agent.serve import render
+from agent.settings import model
 from agent.workload import dra, fit, read
 
 
@@ -71,13 +73,32 @@ def offer(node: states.NodeState) -> fit.Offer:
         gpus=seen.ecs.gpus,
         mig_on=any(gpu.mode is not None and gpu.mode.current for gpu in node.gpus),
         fraction=fraction,
+        gpu_memory_mib=min((gpu.memory_bytes >> 20 for gpu in node.gpus if gpu.memory_bytes), default=None),
     )
+
+
+def known_strategy(node: app.Node) -> tuple[str | None, str | None]:
+    """Return the MIG strategy of this node's device plugin and what tells it, (None, None) where nothing
+    does: Bottlerocket's settings (its plugin knows single alone), else the plugin's own file or the labels
+    of GPU feature discovery."""
+    settings = node.settings
+    if settings is not None:
+        if isinstance(settings.declaration, model.BottlerocketDeclaration):
+            return "single", f"Bottlerocket's settings in {settings.declaration.origin.file or 'the layout declared'}"
+        view = settings.bottlerocket
+        if view is not None and view.problem is None and view.enabled:
+            return ("single" if view.partitions else "none"), f"Bottlerocket's settings ({view.source})"
+    strategy, source, _ = facts.plugin_settings(node.machine)
+    return strategy, source
 
 
 async def _explain(node: app.Node, workloads: tuple[read.Workload, ...], strategy: str | None) -> int:
     options = node.options
     state = await app.observe(node)
-    verdicts = fit.judge(workloads, offer(state), strategy=strategy)
+    plugin, source = (None, None) if strategy is not None else known_strategy(node)
+    if plugin is not None:
+        print(f"gpunode: the device plugin's strategy is {plugin}, by {source}", file=options.stderr)
+    verdicts = fit.judge(workloads, offer(state), strategy=strategy, plugin=plugin)
     unreadable = [v for v in verdicts if v.unreadable]
     fits: dict[tuple[str, str, str], bool] = {}
     for verdict in verdicts:

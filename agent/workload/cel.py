@@ -13,7 +13,11 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from agent import errors
+
 DRIVER = "gpu.nvidia.com"
+UNREAD = frozenset({"brand", "cudaComputeCapability", "addressingMode", "pcieRoot", "numaNode"})
+"""Attributes that NVIDIA's driver publishes and that nothing gpunode asks of the GPUs tells."""
 _SUFFIXES = {
     "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
@@ -84,8 +88,14 @@ class Selector:
     """One compiled expression."""
 
     def __init__(self, expression: str) -> None:
-        """Compile. Raises SelectorSyntaxError."""
-        import cel
+        """Compile. Raises SelectorSyntaxError, and GpunodeError where nothing can evaluate CEL."""
+        try:
+            import cel
+        except ImportError as cause:
+            raise errors.GpunodeError(
+                "cannot judge claims with CEL selectors: the package common-expression-language is not installed "
+                '(pip install "gpunode[kubernetes]")'
+            ) from cause
 
         self.expression = expression
         try:
@@ -103,7 +113,8 @@ class Selector:
 
         `attributes` are named as in a ResourceSlice: bare names are the driver's own, others carry
         their domain ("resource.kubernetes.io/pciBusID"). `capacity` is in units.
-        Raises SelectorError when the scheduler would meet an error here.
+        Raises SelectorError when the scheduler would meet an error here, SelectorSyntaxError for a name
+        that CEL does not know.
         """
         domains: dict[str, dict[str, Any]] = {DRIVER: {}}
         for name, value in attributes.items():
@@ -117,15 +128,25 @@ class Selector:
         try:
             answer = self._program.execute(context)
         except KeyError as cause:
-            name = str(cause.args[0]) if cause.args else "?"
-            known = ", ".join(sorted({*domains[DRIVER], *capacity}))
-            raise SelectorError(
-                f'no attribute or capacity "{name}" is published by the driver; there are {known}'
-            ) from cause
+            raise SelectorError(_missing(str(cause.args[0]) if cause.args else "?", domains, capacity)) from cause
         except (ValueError, TypeError, RuntimeError) as cause:
-            raise SelectorError(" ".join(str(cause).split()) or type(cause).__name__) from cause
+            words = (" ".join(str(cause).split()) or type(cause).__name__).split(". CEL ")[0]
+            if words.startswith("Undefined variable or function"):
+                # The API server refuses such a claim: it is no selector at all.
+                raise SelectorSyntaxError(f"not a CEL expression: {words.split('. ')[0]}: {self.expression}") from cause
+            raise SelectorError(words) from cause
         if not isinstance(answer, bool):
             raise SelectorError(
                 f"the expression gives {type(answer).__name__} {answer!r}, and a selector must give true or false"
             )
         return answer
+
+
+def _missing(name: str, domains: Mapping[str, Mapping[str, Any]], capacity: Mapping[str, int]) -> str:
+    """Say what an expression asked for that is not there."""
+    if name in UNREAD:
+        return f'the driver publishes "{name}", and gpunode does not read it, so this cannot be judged here'
+    if "." in name:
+        return f'nothing of the domain "{name}" is published by the driver; there are {", ".join(sorted(domains))}'
+    known = ", ".join(sorted({*domains[DRIVER], *capacity}))
+    return f'no attribute or capacity "{name}" is published by the driver; there are {known}'

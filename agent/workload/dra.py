@@ -116,6 +116,8 @@ def _candidates(request: read.Request, devices: Sequence[Device]) -> list[int] |
             try:
                 if selector.matches(devices[index].attributes, devices[index].capacity):
                     kept.append(index)
+            except cel.SelectorSyntaxError as cause:
+                return Decision(fits=False, line=line, reason=str(cause), unreadable=True)
             except cel.SelectorError as cause:
                 return Decision(
                     fits=False,

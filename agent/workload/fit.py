@@ -22,7 +22,8 @@ _WORDS = {0.125: "an eighth", 0.25: "a quarter", 0.5: "half"}
 class Offer:
     """What schedulers see of this node. `plugin[strategy]` is None where the device plugin would
     refuse, with `refused[strategy]` saying why. `fraction` is the part of a GPU that a fractional
-    instance has, else None. `mig_on`: any GPU has MIG enabled."""
+    instance has, else None. `mig_on`: any GPU has MIG enabled. `gpu_memory_mib` is the memory of the
+    smallest GPU, None where not known."""
 
     plugin: Mapping[str, Mapping[str, int] | None]
     refused: Mapping[str, str]
@@ -30,6 +31,7 @@ class Offer:
     gpus: int
     mig_on: bool
     fraction: float | None = None
+    gpu_memory_mib: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,14 +49,17 @@ class Verdict:
     unreadable: bool = False
 
 
-def judge(workloads: Sequence[read.Workload], offer: Offer, *, strategy: str | None = None) -> tuple[Verdict, ...]:
+def judge(
+    workloads: Sequence[read.Workload], offer: Offer, *, strategy: str | None = None, plugin: str | None = None
+) -> tuple[Verdict, ...]:
     """Judge the workloads together on one node. With `strategy` None each is answered under every
-    strategy that can apply to it. Pure."""
+    strategy that can apply to it; `plugin` is the one the device plugin is known to have, where it is
+    known: others of its strategies then do not apply. Pure."""
     claims = {(w.kind == "ResourceClaimTemplate", w.name): w for w in workloads if isinstance(w, read.Claim)}
     referenced = {(ref.template, ref.target) for w in workloads if isinstance(w, read.Pod) for ref in w.claims}
     packers: dict[str, Callable[[read.Workload], Verdict | None]] = {}
     for name in PLUGIN:
-        if strategy in (None, name):
+        if strategy == name or (strategy is None and plugin in (None, name)):
             packers[name] = _Plugin(offer, name).judge
     if strategy in (None, "dra"):
         packers["dra"] = _Dra(offer, claims, referenced, only=strategy == "dra").judge
@@ -282,6 +287,7 @@ class _Ecs:
     def __init__(self, offer: Offer) -> None:
         self._offer = offer
         self._left = offer.gpus
+        self._shared: list[int] = []  # MiB left on each GPU that is shared by MPS
         self._taken: list[str] = []
 
     def judge(self, workload: read.Workload) -> Verdict | None:
@@ -290,9 +296,10 @@ class _Ecs:
         warnings: tuple[str, ...] = ()
         if workload.managed_instances:
             warnings = ("it also asks for managed instances, which this node cannot tell of itself",)
-        if not workload.values:
+        wishes: tuple[read.GpuValue | read.Share, ...] = (*workload.values, *workload.shares)
+        if not wishes:
             return self._verdict(workload, fits=True, warnings=(*warnings, "it asks for no GPU at all"))
-        line = workload.values[0].line
+        line = wishes[0].line
         if workload.fargate:
             return self._verdict(
                 workload, reason="Fargate has no GPUs; remove FARGATE from requiresCompatibilities", line=line
@@ -313,11 +320,33 @@ class _Ecs:
             taken = f", {self._offer.gpus - self._left} taken by {', '.join(self._taken)}" if self._taken else ""
             reason = f"asks for {_plural(total, 'GPU')}, the instance has {self._offer.gpus}{taken}"
             return self._verdict(workload, reason=reason, line=line)
-        if workload.mps and self._offer.fraction is not None:
-            return self._verdict(workload, reason="MPS cannot be used on a fractional (G6f) instance", line=line)
-        self._left -= total
+        shared = self._place(workload.shares, self._left - total)
+        if isinstance(shared, str):
+            return self._verdict(workload, reason=shared, line=workload.shares[0].line)
+        self._left -= total + len(shared) - len(self._shared)
+        self._shared = shared
         self._taken.append(workload.name)
         return self._verdict(workload, fits=True, warnings=warnings)
+
+    def _place(self, shares: Sequence[read.Share], free: int) -> list[int] | str:
+        """Return what is left on shared GPUs after these, first fit, `free` more GPUs at hand; or why not."""
+        left = list(self._shared)
+        if shares and self._offer.fraction is not None:
+            return "MPS cannot be used on a fractional (G6f) instance"
+        size = self._offer.gpu_memory_mib
+        for share in shares:
+            if size is None:
+                return "the memory of these GPUs is not known, so what fits on one by MPS cannot be told"
+            if share.memory_mib > size:
+                return f"{share.container} asks for {share.memory_mib} MiB by MPS, and a GPU here has {size} MiB"
+            spot = next((i for i, room in enumerate(left) if room >= share.memory_mib), None)
+            if spot is None:
+                if len(left) - len(self._shared) >= free:
+                    return f"{share.container} asks for {share.memory_mib} MiB by MPS, and no GPU has so much left"
+                left.append(size)
+                spot = len(left) - 1
+            left[spot] -= share.memory_mib
+        return left
 
     def _value(self, value: read.GpuValue, task: read.Task) -> tuple[str | None, int]:
         """Return (what is wrong, how many GPUs it takes)."""
@@ -334,11 +363,8 @@ class _Ecs:
             if types is None:
                 return (f"{value.value} is no fraction that ECS offers; there are {', '.join(FRACTIONS)}", 0)
             if fraction is None:
-                return (
-                    "a decimal needs a fractional (G6f) instance; it does not slice a whole GPU "
-                    f"({value.value} belongs to {' or '.join(types)})",
-                    0,
-                )
+                belongs = f"{value.value} belongs to {' or '.join(types)}"
+                return (f"a decimal needs a fractional (G6f) instance; it does not slice a whole GPU ({belongs})", 0)
             if wanted != fraction:
                 return (f"{value.value} belongs to {' or '.join(types)}; this is a {fraction:g} instance", 0)
             return (None, 1)

@@ -106,6 +106,16 @@ class GpuValue:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """A container's part of a GPU by MPS: `memory_mib` of it, at most `percent` of its SMs."""
+
+    container: str
+    memory_mib: int
+    percent: int | None = None
+    line: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Task:
     """An ECS task definition: every GPU requirement of its containers."""
 
@@ -114,7 +124,7 @@ class Task:
     values: tuple[GpuValue, ...]
     managed_instances: bool = False
     fargate: bool = False
-    mps: bool = False
+    shares: tuple[Share, ...] = ()
     line: int | None = None
     kind: str = "TaskDefinition"
 
@@ -496,14 +506,13 @@ def _request(request: Any, listed: Any, index: int, path: str) -> Request:
 
 def _task(item: Any, file: str) -> Task:
     containers = _get(item, "containerDefinitions", list, "task", needed=True)
-    values = []
-    mps = False
+    values: list[GpuValue] = []
+    shares: list[Share] = []
     for index, container in enumerate(containers):
         where = f"containerDefinitions[{index}]"
         if not isinstance(container, dict):
             raise _Bad(f"{where} must be a mapping, not a {_kind_of(container)}", _line(containers, index), where)
         name = str(container.get("name", f"#{index}"))
-        mps = mps or "nvidiaMps" in container or "nvidiaMps" in (container.get("linuxParameters") or {})
         requirements = _get(container, "resourceRequirements", list, where) or []
         for number, requirement in enumerate(requirements):
             here = f"{where}.resourceRequirements[{number}]"
@@ -514,6 +523,9 @@ def _task(item: Any, file: str) -> Task:
                 if kind.upper() == "GPU":
                     raise _Bad(f'{here}.type must be "GPU", not "{kind}"', _line(requirement, "type"), f"{here}.type")
                 continue  # InferenceAccelerator and others ask nothing of a GPU node
+            if "sharingStrategy" in requirement:
+                shares.append(_share(requirement, name, here))
+                continue
             if "value" not in requirement:
                 raise _Bad(f"{here}.value is missing", _own_line(requirement), f"{here}.value")
             value, line = requirement["value"], _line(requirement, "value")
@@ -538,9 +550,33 @@ def _task(item: Any, file: str) -> Task:
         values=tuple(values),
         managed_instances="MANAGED_INSTANCES" in compatibilities,
         fargate="FARGATE" in compatibilities,
-        mps=mps or "nvidiaMps" in item,
+        shares=tuple(shares),
         line=_own_line(item),
     )
+
+
+def _share(requirement: Any, container: str, where: str) -> Share:
+    if "value" in requirement:
+        raise _Bad(
+            f"{where} has both value and sharingStrategy: a container gets whole GPUs or shares one",
+            _line(requirement, "value"),
+            f"{where}.value",
+        )
+    strategy = _get(requirement, "sharingStrategy", dict, where, needed=True)
+    where += ".sharingStrategy"
+    mps = _get(strategy, "nvidiaMps", dict, where, needed=True)
+    where += ".nvidiaMps"
+    memory = _get(mps, "memory", int, where, needed=True)
+    percent = _get(mps, "maxComputePercent", int, where)
+    if memory < 1:
+        raise _Bad(f"{where}.memory must be at least 1 MiB, not {memory}", _line(mps, "memory"), f"{where}.memory")
+    if percent is not None and not 1 <= percent <= 100:
+        raise _Bad(
+            f"{where}.maxComputePercent must be 1 to 100, not {percent}",
+            _line(mps, "maxComputePercent"),
+            f"{where}.maxComputePercent",
+        )
+    return Share(container, memory, percent, _line(requirement, "sharingStrategy"))
 
 
 def _gpu_value_ok(value: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
 
+from agent import errors
 from agent.workload import cel, dra, read
 
 
@@ -128,7 +130,16 @@ def test_a_class_of_somebody_else_cannot_be_judged() -> None:
         ),
         pytest.param("device.attributes['gpu.nvidia.com'].profile", "true or false", False, id="no truth value"),
         pytest.param("device.attributes['gpu.nvidia.com'].profile + 1 == 'x'", "string", False, id="wrong types"),
-        pytest.param("nothing('x')", "nothing", False, id="an unknown function"),
+        pytest.param("nothing('x')", "nothing", True, id="an unknown function"),
+        pytest.param(
+            "device.attributes['tpu.google.com'].x == 1", "of the domain", False, id="a domain nobody publishes"
+        ),
+        pytest.param(
+            "device.attributes['gpu.nvidia.com'].brand == 'Nvidia'", "does not read", False, id="one that is not read"
+        ),
+        pytest.param(
+            "device.attributes['gpu.nvidia.com'].profile > 3", "not defined for the given", False, id="no such order"
+        ),
         pytest.param(
             "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('many')) > 0",
             "not a quantity",
@@ -167,3 +178,12 @@ def test_kubernetes_own_functions(expression: str, answer: bool) -> None:
 @pytest.mark.parametrize(("text", "units"), [("1", 1), ("1k", 1000), ("1.5Ki", 1536), ("0.1", 1), ("2Ei", 2 * 2**60)])
 def test_quantities(text: str, units: int) -> None:
     assert cel.quantity(text) == units
+
+
+def test_without_an_evaluator_it_is_said_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cel", None)
+    with pytest.raises(
+        errors.GpunodeError, match=r"common-expression-language is not installed .*gpunode\[kubernetes\]"
+    ):
+        dra.decide(claim(request("a", "1g.5gb")), [mig(0, "1g.5gb", 0)])
+    assert dra.decide(claim(request("a")), [mig(0, "1g.5gb", 0)]).fits, "only selectors need it"

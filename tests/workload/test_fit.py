@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from agent.workload import dra, fit, read
@@ -31,15 +33,21 @@ HALF = offer(mixed={"nvidia.com/mig-1g.5gb": 8, "nvidia.com/gpu": 4})
 PLAIN = offer(mixed={"nvidia.com/gpu": 4}, single={"nvidia.com/gpu": 4}, gpus=4, mig_on=False)
 
 
+SHARED = dataclasses.replace(offer(gpus=2, mig_on=False), gpu_memory_mib=16384)
+
+
 def pod(
     resource: str = "nvidia.com/gpu", count: int = 1, *, name: str = "p", replicas: int = 1, kind: str = "Pod"
 ) -> read.Pod:
     return read.Pod(file="p.yaml", kind=kind, name=name, asks=(read.Ask("c", resource, count, 7),), replicas=replicas)
 
 
-def task(*values: str, name: str = "t", managed: bool = False, fargate: bool = False, mps: bool = False) -> read.Task:
+def task(
+    *values: str, name: str = "t", managed: bool = False, fargate: bool = False, shares: tuple[int, ...] = ()
+) -> read.Task:
     wanted = tuple(read.GpuValue(f"c{i}", v, 4 + i) for i, v in enumerate(values))
-    return read.Task(file="t.json", name=name, values=wanted, managed_instances=managed, fargate=fargate, mps=mps)
+    parts = tuple(read.Share(f"s{i}", memory, 50, 20 + i) for i, memory in enumerate(shares))
+    return read.Task(file="t.json", name=name, values=wanted, managed_instances=managed, fargate=fargate, shares=parts)
 
 
 def one(workload: read.Workload, node: fit.Offer, strategy: str) -> fit.Verdict:
@@ -98,8 +106,13 @@ def one(workload: read.Workload, node: fit.Offer, strategy: str) -> fit.Verdict:
             id="whole on a part",
         ),
         pytest.param(
-            task("0.5", mps=True), offer(gpus=1, mig_on=False, fraction=0.5), "ecs", False, "MPS", id="MPS on a part"
+            task(shares=(512,)), offer(gpus=1, mig_on=False, fraction=0.5), "ecs", False, "MPS", id="MPS on a part"
         ),
+        pytest.param(task(shares=(9000, 9000)), SHARED, "ecs", True, "", id="two share two GPUs by MPS"),
+        pytest.param(task("1", shares=(9000, 5000)), SHARED, "ecs", True, "", id="a whole GPU and two that share"),
+        pytest.param(task("1", shares=(9000, 9000)), SHARED, "ecs", False, "no GPU has so much left", id="no room"),
+        pytest.param(task(shares=(20000,)), SHARED, "ecs", False, "a GPU here has 16384 MiB", id="too much for MPS"),
+        pytest.param(task(shares=(1,)), PLAIN, "ecs", False, "is not known", id="MPS and nobody knows the memory"),
         pytest.param(task("1", fargate=True), PLAIN, "ecs", False, "Fargate", id="Fargate"),
         pytest.param(task("1", managed=True), PLAIN, "ecs", True, "managed instances", id="managed instances are said"),
         pytest.param(task(), PLAIN, "ecs", True, "no GPU", id="a task without GPU"),
@@ -113,6 +126,18 @@ def test_one_workload(workload: read.Workload, node: fit.Offer, strategy: str, f
     assert verdict.fits is fits
     assert word in " ".join((*verdict.reasons, *verdict.warnings))
     assert fits or verdict.reasons
+
+
+def test_tasks_share_a_gpu_by_mps_one_after_another() -> None:
+    tasks = [task(shares=(8192,), name=name) for name in ("a", "b", "c", "d", "e")]
+    verdicts = fit.judge(tasks, SHARED, strategy="ecs")
+    assert [v.fits for v in verdicts] == [True, True, True, True, False]
+    assert verdicts[4].line == 20
+
+
+def test_only_the_strategy_of_a_known_plugin_is_answered() -> None:
+    verdicts = fit.judge([pod(), task("1"), claims("ResourceClaim")], PLAIN, plugin="single")
+    assert [v.strategy for v in verdicts] == ["single", "ecs", "dra"]
 
 
 def test_the_first_that_does_not_fit_is_named_with_who_is_in_its_way() -> None:

@@ -95,7 +95,8 @@ def test_lines_point_at_the_limit() -> None:
             id="request",
         ),
         pytest.param(
-            "kind: Pod\nspec:\n  containers:\n  - resources:\n      limits: {nvidia.com/gpu: 1}\n      requests: {nvidia.com/gpu: 2}",
+            "kind: Pod\nspec:\n  containers:\n  - resources:\n      limits: {nvidia.com/gpu: 1}\n"
+            "      requests: {nvidia.com/gpu: 2}",
             6,
             "must be equal",
             id="request and limit differ",
@@ -133,7 +134,9 @@ def test_lines_point_at_the_limit() -> None:
         ),
         *[
             pytest.param(
-                '{"containerDefinitions": [{"resourceRequirements": [{"type": "GPU", "value": "%s"}]}]}' % value,
+                '{"containerDefinitions": [{"resourceRequirements": [{"type": "GPU", "value": "VALUE"}]}]}'.replace(
+                    "VALUE", value
+                ),
                 1,
                 "none of",
                 id=value,
@@ -148,7 +151,10 @@ def test_what_is_wrong_is_said_with_its_line(text: str, line: int | None, words:
     assert found.line == line
 
 
-CLAIM = "kind: ResourceClaim\nspec:\n  devices:\n    requests:\n    - name: a\n      exactly: {deviceClassName: mig.nvidia.com%s}\n"
+CLAIM = (
+    "kind: ResourceClaim\nspec:\n  devices:\n    requests:\n    - name: a\n"
+    "      exactly: {deviceClassName: mig.nvidia.com%s}\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +206,45 @@ def test_a_claim_of_the_beta_form_and_all_mode() -> None:
 
 
 def test_other_requirements_of_a_task_ask_nothing() -> None:
-    text = '{"taskDefinition": {"containerDefinitions": [{"resourceRequirements": [{"type": "InferenceAccelerator", "value": "d"}]}]}}'
+    requirement = '{"type": "InferenceAccelerator", "value": "d"}'
+    text = f'{{"taskDefinition": {{"containerDefinitions": [{{"resourceRequirements": [{requirement}]}}]}}}}'
     (task,) = read.read(text, file="t")
     assert isinstance(task, read.Task)
     assert task.values == ()
+
+
+MPS = """\
+{"family": "shared", "containerDefinitions": [
+  {"name": "a", "resourceRequirements": [
+    {"type": "GPU",
+     "sharingStrategy": {"nvidiaMps": WISH}}]}]}
+"""
+
+
+def test_a_share_of_a_gpu_by_mps() -> None:
+    (found,) = read.read(MPS.replace("WISH", '{"memory": 4096, "maxComputePercent": 50}'), file="t.json")
+    assert isinstance(found, read.Task)
+    assert found.shares == (read.Share("a", 4096, 50, 4),)
+    assert found.values == ()
+
+
+@pytest.mark.parametrize(
+    ("wish", "says"),
+    [
+        ("{}", "memory is missing"),
+        ('{"memory": "4096"}', "must be a number, not a string"),
+        ('{"memory": 0}', "at least 1 MiB"),
+        ('{"memory": 1, "maxComputePercent": 101}', "1 to 100"),
+        ("[]", "must be a mapping"),
+    ],
+)
+def test_what_is_wrong_with_a_share(wish: str, says: str) -> None:
+    with pytest.raises(errors.SettingsError, match=says) as caught:
+        read.read(MPS.replace("WISH", wish), file="t.json")
+    assert caught.value.problems[0].line == 4
+
+
+def test_a_share_and_a_value_exclude_each_other() -> None:
+    text = MPS.replace("WISH", '{"memory": 1}').replace('"type": "GPU",', '"type": "GPU", "value": "1",')
+    with pytest.raises(errors.SettingsError, match="both value and sharingStrategy"):
+        read.read(text, file="t.json")
