@@ -31,7 +31,7 @@ def rows(where: Path) -> Iterator[Row]:
 
     gpus = 8
     of = node.busy(where / "noop", gpus=gpus)
-    done = child.command([child.PYTHON, "-m", "tests.bench.traced", of.where / "counts", "apply", "--yes", *of.flags])
+    done = child.command(node.traced_command(of, "apply", "--yes"))
     if done.code != 0:
         raise RuntimeError(done.stderr)
     counts = node.read_counts(of)

@@ -56,13 +56,13 @@ def _point(where: Path, size: int, *, gpus: int, instances: int) -> Point:
     of = node.busy(where, gpus=gpus, instances=f'{{ "1g.10gb" = {instances} }}', extra=f"sample-interval = {INTERVAL}")
     with node.daemon(of, traced=True) as gpunode:
         time.sleep(4 * INTERVAL)  # the first samples also ask what never changes
-        before = after = node.ask_counts(of, gpunode)
+        before = after = node.ask_counts(of, gpunode.pid)
         until = time.monotonic() + 120
         while (taken := after.samples - before.samples) < SAMPLES:
             if time.monotonic() > until:
                 raise RuntimeError(f"{gpus} GPUs: only {taken} samples in 120 s")
             time.sleep(INTERVAL / 2)
-            after = node.ask_counts(of, gpunode)
+            after = node.ask_counts(of, gpunode.pid)
         text = gpunode.get("/metrics").decode()
         return Point(
             size=size,

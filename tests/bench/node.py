@@ -75,12 +75,17 @@ def apply(of: Case) -> None:
         raise RuntimeError(f"apply ended with {done.code}: {done.stderr}")
 
 
+def traced_command(of: Case, *words: str) -> list[str | Path]:
+    """Return the command that runs a verb on the node and counts its calls."""
+    return [child.PYTHON, "-m", "tests.bench.traced", of.where / "counts", *words, *of.flags]
+
+
 @contextlib.contextmanager
 def daemon(of: Case, *, traced: bool = False) -> Iterator[child.Daemon]:
     """Run the daemon on the node; yields once it has measured every GPU."""
     port = child.free_port()
-    program = [child.PYTHON, "-m", "tests.bench.traced", of.where / "counts"] if traced else [child.GPUNODE]
-    argv = [*program, "run", "--listen", f"127.0.0.1:{port}", *of.flags]
+    words = ("run", "--listen", f"127.0.0.1:{port}")
+    argv: list[str | Path] = traced_command(of, *words) if traced else [child.GPUNODE, *words, *of.flags]
     with child.server(argv, port=port, log=of.where / f"log-{port}", path="/readyz") as running:
         until = time.monotonic() + 60
         while b"\ngpunode_gpu_memory_total_bytes{" not in running.get("/metrics"):
@@ -123,11 +128,11 @@ def read_counts(of: Case) -> Counts:
     return Counts(**json.loads((of.where / "counts").read_text(encoding="utf-8")))
 
 
-def ask_counts(of: Case, running: child.Daemon) -> Counts:
+def ask_counts(of: Case, pid: int) -> Counts:
     """Return what a traced daemon has done until now."""
     counts = of.where / "counts"
     counts.unlink(missing_ok=True)
-    os.kill(running.pid, signal.SIGUSR1)
+    os.kill(pid, signal.SIGUSR1)
     until = time.monotonic() + 10
     while not counts.exists():
         if time.monotonic() > until:

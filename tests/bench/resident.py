@@ -30,11 +30,11 @@ def _cpu(where: Path) -> Row:
     with node.daemon(of, traced=True) as gpunode:
         connection = client.Connection(gpunode.port)
         client.one(connection, 1)
-        before, started = node.ask_counts(of, gpunode), time.monotonic()
+        before, started = node.ask_counts(of, gpunode.pid), time.monotonic()
         for number in range(1, int(WATCHED / 15) + 1):
             time.sleep(max(0.0, started + 15 * number - time.monotonic()))
             client.one(connection, 1)
-        after, ended = node.ask_counts(of, gpunode), time.monotonic()
+        after, ended = node.ask_counts(of, gpunode.pid), time.monotonic()
         connection.close()
     took = ended - started
     share = 100 * (after.own_seconds - before.own_seconds) / took
@@ -54,11 +54,11 @@ def _hour(where: Path) -> Iterator[Row]:
         connection = client.Connection(gpunode.port)
         marks: list[float] = []
         began = time.monotonic()
-        done = first = node.ask_counts(of, gpunode).samples
+        done = first = node.ask_counts(of, gpunode.pid).samples
         while done - first < HOUR_SAMPLES and time.monotonic() < began + 600:
             time.sleep(INTERVAL * HOUR_SAMPLES / HOUR_SCRAPES)
             client.one(connection, 1)
-            done = node.ask_counts(of, gpunode).samples
+            done = node.ask_counts(of, gpunode.pid).samples
             marks.append(child.rss_mib(gpunode.pid))
         connection.close()
         early = marks[len(marks) // 4]

@@ -76,11 +76,11 @@ def _calls(where: Path) -> Iterator[Row]:
     """Count NVML calls while scraped. The thread that waits for events asks again and again by itself."""
     of = node.busy(where / "calls", extra="sample-interval = 3600")
     with node.daemon(of, traced=True) as gpunode:
-        before = node.ask_counts(of, gpunode)
+        before = node.ask_counts(of, gpunode.pid)
         connection = client.Connection(gpunode.port)
         client.one(connection, 500)
         connection.close()
-        after = node.ask_counts(of, gpunode)
+        after = node.ask_counts(of, gpunode.pid)
     made = {name: count - before.calls.get(name, 0) for name, count in after.calls.items()}
     made = {name: count for name, count in made.items() if count and not name.startswith("nvmlEventSetWait")}
     yield Row("NVML calls of 500 scrapes", sum(made.values()), "calls", reach=0, note=" ".join(made))
