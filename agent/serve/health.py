@@ -141,7 +141,8 @@ def judge(
 
 def _settings_and_driver(snapshot: snapshots.Snapshot, found: _Findings) -> None:
     for reason in snapshot.reasons:
-        if reason.code in ("settings-invalid", "driver"):
+        # Told of no GPU, "lost" is a card that a layout names and that has left the bus.
+        if reason.code in ("settings-invalid", "driver") or (reason.code == "lost" and reason.gpu is None):
             found.add(reason, stops=True)
     codes = {reason.code for reason in found.reasons.values()}
     if not snapshot.settings.valid and "settings-invalid" not in codes:

@@ -135,7 +135,7 @@ class SimulatedMachine:
                 _users(node),
                 len(node.kernel_log),
                 node.units.get("ecs.service"),
-                *(g.lost for g in node.gpus),
+                *((g.lost, g.gone) for g in node.gpus),
             )
             if key == self._shown:
                 return
@@ -151,6 +151,7 @@ class SimulatedMachine:
             if first or rebooted:
                 self._write_static(node)
                 _write(marker, str(node.boots))
+            self._show_bus(node)
             self._write_devices(node)
             self._write_processes(node)
             self._write_ecs(node)
@@ -220,6 +221,18 @@ class SimulatedMachine:
                     f"gpu{gpu.index}/gi{gi}/ci{ci}/access {capability_minor(gpu.index, gi, ci)}" for ci in range(8)
                 ]
         _write(root / "proc/driver/nvidia-caps/mig-minors", "\n".join(minors) + "\n")
+
+    def _show_bus(self, node: state.Node) -> None:
+        """Show on the PCI bus exactly the GPUs that are on it."""
+        assert self._directory is not None
+        for gpu in self._machine.gpus:
+            address = gpu.spec.pci_bus_id[4:].lower()
+            device = self._directory / "sys/bus/pci/devices" / address
+            if node.gpus[gpu.index].gone:
+                for folder in (device, self._directory / "proc/driver/nvidia/gpus" / address):
+                    shutil.rmtree(folder, ignore_errors=True)
+            elif not device.exists():
+                self._write_static(node)
 
     def _write_devices(self, node: state.Node) -> None:
         """Show the capabilities and device nodes of exactly the instances there are."""

@@ -89,6 +89,10 @@ class Machine:
         self.happened = threading.Condition()
         self.closed = False
 
+    def there(self) -> tuple[Gpu, ...]:
+        """Return the GPUs on the bus, lost ones included: what the driver numbers."""
+        return tuple(gpu for gpu in self.gpus if not gpu.state.gone)
+
     # --- MIG mode
 
     def need_root(self) -> None:
@@ -429,7 +433,7 @@ class Machine:
 
     def reboot(self) -> None:
         """Start the node anew: a new boot id, no processes, no instances; MIG mode stays on parts that
-        keep it in their inforom and goes on the others; lost GPUs are back."""
+        keep it in their inforom and goes on the others; lost GPUs are back, those that left the bus are not."""
         with self.locked(self.gpus), self.store.change() as node:
             node.boots += 1
             node.boot_id = boot_id(self.spec, node.boots)
@@ -449,6 +453,7 @@ class Machine:
                 )
                 fresh.remap_failed = old.remap_failed
                 fresh.ecc = {key: count for key, count in old.ecc.items() if key.endswith("/aggregate")}
+                fresh.lost = fresh.gone = old.gone  # no reboot brings back what is not plugged in
                 node.gpus[gpu.index] = fresh
         self.start_load()
         with self.happened:

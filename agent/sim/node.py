@@ -266,6 +266,13 @@ class SimulatedNode:
             node.gpus[gpu].lost = True
         self.xid(gpu, 79)
 
+    def unplug(self, gpu: int, *, gone: bool = True) -> None:
+        """Take a GPU off the bus, or (`gone` False) put it back, which the driver sees at the next reboot."""
+        target = self._gpu(gpu)
+        with target.lock, self._store.change() as node:
+            node.gpus[gpu].gone = gone
+            node.gpus[gpu].lost = True
+
     def xid(self, gpu: int, code: int, *, gpu_instance: int | None = None, compute_instance: int | None = None) -> None:
         """Report an XID error: to event sets and in the kernel's log."""
         target = self._gpu(gpu)

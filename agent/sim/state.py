@@ -67,11 +67,12 @@ class Holder:
 
 @dataclasses.dataclass(slots=True)
 class Gpu:
-    """One GPU. `energy_mj` and `activity_seconds` are what ended processes have added up."""
+    """One GPU; `gone`: it has left the bus, as if it had been pulled. `energy_mj` and `activity_seconds` are what ended processes have added up."""
 
     mig: bool = False
     pending: bool = False
     lost: bool = False
+    gone: bool = False
     instances: dict[int, GpuInstance] = dataclasses.field(default_factory=dict)
     processes: list[Process] = dataclasses.field(default_factory=list)
     holders: list[Holder] = dataclasses.field(default_factory=list)

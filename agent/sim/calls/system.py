@@ -101,7 +101,7 @@ def process_name(lib: library.Library, pid: int, into: Any, length: int) -> None
 @p.call("nvmlDeviceGetCount_v2", On.NOTHING, p.UINT_OUT)
 def count(lib: library.Library, into: Any) -> None:
     """Count the GPUs on the bus, lost ones included."""
-    into.value = len(lib.machine.gpus)
+    into.value = len(lib.machine.there())
 
 
 def _hand_out(lib: library.Library, name: str, gpu: machine.Gpu, into: Any) -> int | None:
@@ -117,16 +117,17 @@ def _hand_out(lib: library.Library, name: str, gpu: machine.Gpu, into: Any) -> i
 @p.call("nvmlDeviceGetHandleByIndex_v2", On.NOTHING, p.uint, p.DEVICE_OUT)
 def by_index(lib: library.Library, index: int, into: Any) -> int | None:
     """Give the handle of the GPU of this index."""
-    if not 0 <= index < len(lib.machine.gpus):
+    there = lib.machine.there()
+    if not 0 <= index < len(there):
         return codes.INVALID_ARGUMENT
-    return _hand_out(lib, "nvmlDeviceGetHandleByIndex_v2", lib.machine.gpus[index], into)
+    return _hand_out(lib, "nvmlDeviceGetHandleByIndex_v2", there[index], into)
 
 
 @p.call("nvmlDeviceGetHandleByUUID", On.NOTHING, p.text, p.DEVICE_OUT)
 def by_uuid(lib: library.Library, uuid: bytes, into: Any) -> int | None:
     """Give the handle of a GPU (GPU-…) or MIG device (MIG-…, MIG-GPU-…/gi/ci)."""
     wanted = uuid.decode("utf-8", "replace")
-    for gpu in lib.machine.gpus:
+    for gpu in lib.machine.there():
         if gpu.spec.uuid == wanted:
             return _hand_out(lib, "nvmlDeviceGetHandleByUUID", gpu, into)
         if not wanted.startswith("MIG-"):
@@ -145,7 +146,7 @@ def by_uuid(lib: library.Library, uuid: bytes, into: Any) -> int | None:
 @p.call("nvmlDeviceGetHandleBySerial", On.NOTHING, p.text, p.DEVICE_OUT)
 def by_serial(lib: library.Library, serial: bytes, into: Any) -> int | None:
     """Give the handle of the GPU with this board serial."""
-    for gpu in lib.machine.gpus:
+    for gpu in lib.machine.there():
         if gpu.spec.serial == serial.decode("utf-8", "replace"):
             return _hand_out(lib, "nvmlDeviceGetHandleBySerial", gpu, into)
     return codes.NOT_FOUND
@@ -157,7 +158,7 @@ def by_pci_bus_id(lib: library.Library, bus_id: bytes, into: Any) -> int | None:
     wanted = _address(bus_id.decode("utf-8", "replace"))
     if wanted is None:
         return codes.INVALID_ARGUMENT
-    for gpu in lib.machine.gpus:
+    for gpu in lib.machine.there():
         if _address(gpu.spec.pci_bus_id) == wanted:
             return _hand_out(lib, "nvmlDeviceGetHandleByPciBusId_v2", gpu, into)
     return codes.NOT_FOUND
