@@ -17,7 +17,6 @@ from pathlib import Path
 
 DEADLINE = 240.0
 """Seconds a bootstrap container may hold the boot up."""
-RETRY = 5.0
 BLOCKED = 4
 BOTTLEROCKET = Path("/.bottlerocket")
 
@@ -31,22 +30,33 @@ def link_devices(host: Path, own: Path) -> None:
             target.symlink_to(source)
 
 
-def bootstrap(command: list[str]) -> int:
-    """Apply until it is done, refused for good, or the deadline has come.
+def migmanager_is_busy(rootfs: Path) -> bool:
+    """Whether Bottlerocket's own MIG manager is at work, or the host about to reboot for it."""
+    if (rootfs / "run/nvidia-migmanager/reboot-required").exists():
+        return True
+    for comm in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if comm.read_text().startswith("nvidia-migmanag"):
+                return True
+        except OSError:
+            continue  # it ended
+    return False
 
-    What is only blocked is tried again: Bottlerocket's own nvidia-migmanager may still be at work.
-    """
+
+def bootstrap(command: list[str], rootfs: Path) -> int:
+    """Apply once nvidia-migmanager has ended (no order between the two is promised); return how it went."""
     end = time.monotonic() + DEADLINE
     while True:
-        left = end - time.monotonic()
+        while migmanager_is_busy(rootfs) and time.monotonic() < end:
+            time.sleep(1.0)
+        left = max(end - time.monotonic(), 1.0)
         try:
-            code = subprocess.run([*command, "apply", "--yes"], timeout=max(left, 1.0), check=False).returncode
+            code = subprocess.run([*command, "apply", "--yes"], timeout=left, check=False).returncode
         except subprocess.TimeoutExpired:
             print(f"gpunode: not done after {DEADLINE:g} s; the node boots on as it is", file=sys.stderr, flush=True)
             return 1
-        if code != BLOCKED or end - time.monotonic() < 2 * RETRY:
+        if code != BLOCKED or not migmanager_is_busy(rootfs) or time.monotonic() >= end:
             return code
-        time.sleep(RETRY)
 
 
 def main() -> int:
@@ -56,7 +66,7 @@ def main() -> int:
         link_devices(BOTTLEROCKET / "rootfs/dev", Path("/dev"))
     words = sys.argv[1:]
     if not words and (BOTTLEROCKET / "bootstrap-containers/current").is_dir():
-        return bootstrap(command)
+        return bootstrap(command, BOTTLEROCKET / "rootfs")
     return os.execv(command[0], [*command, *(words or ["run"])])  # noqa: S606  # becomes gpunode, for its signals
 
 
