@@ -23,7 +23,7 @@ from agent.reconcile import loop, snapshot
 from agent.sample import loop as sampling
 from agent.serve import board as boards
 from agent.serve import server
-from agent.settings import source
+from agent.settings import source, watch
 
 DEFAULT_LISTEN = ("127.0.0.1:19400",)
 STOP_WITHIN = 2.5
@@ -55,6 +55,7 @@ class Daemon:
             progress=lambda what: log.info("working", what=what),
             announce=self._announce,
             keep_history=True,
+            settle=watch.STILL,
         )
         self.loop = loop.Loop(
             self._around,

@@ -7,6 +7,7 @@ outlive the process is in files under the machine's /run and /var/lib.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import enum
 import hashlib
@@ -103,6 +104,7 @@ class Surroundings:
     memory: Memory = dataclasses.field(default_factory=Memory)
     force: bool = False
     keep_history: bool = False
+    settle: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -248,7 +250,7 @@ async def _settings(
     """Load the settings, or fall back on the last good ones and say so."""
     memory = around.memory
     try:
-        settings = await threads.run(around.load, name="settings")
+        settings = await _load(around)
     except errors.SettingsError as cause:
         good = memory.settings
         reasons = tuple(snapshot.Reason("settings-invalid", str(p)) for p in cause.problems if p.is_error)
