@@ -194,7 +194,7 @@ def judge(bench: Bench, data: st.DataObject) -> None:
 
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-long = settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+long = settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @quick
