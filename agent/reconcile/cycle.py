@@ -244,6 +244,18 @@ async def run_cycle(
     )
 
 
+async def _load(around: Surroundings) -> model.Settings:
+    """Load the settings. What is bad while others are in force may just be half written: look again
+    when it had time to become whole. Raises SettingsError."""
+    try:
+        return await threads.run(around.load, name="settings")
+    except errors.SettingsError:
+        if around.memory.settings is None or not around.settle:
+            raise
+        await asyncio.sleep(around.settle)
+        return await threads.run(around.load, name="settings")
+
+
 async def _settings(
     around: Surroundings,
 ) -> tuple[model.Settings | None, snapshot.SettingsView, tuple[snapshot.Reason, ...]]:
