@@ -53,7 +53,16 @@ def _cycles(where: Path) -> Iterator[Row]:
     of = node.case(where / "enforce", latency=LATENCY)
     began = time.monotonic()
     port = child.free_port()
-    argv = [child.GPUNODE, "run", "--listen", f"127.0.0.1:{port}", "--simulate", of.node, "--settings", of.settings]
+    argv: list[str | Path] = [
+        child.GPUNODE,
+        "run",
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--simulate",
+        of.node,
+        "--settings",
+        of.settings,
+    ]
     with child.server(argv, port=port, log=of.where / "log", path="/readyz") as running:
         note = f"ready {time.monotonic() - began:.2f} s after process start"
         yield _row("empty to 8 × 7 × 1g.10gb, against one GPU's own chain", _duration(running), chains[0], note)
