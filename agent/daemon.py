@@ -163,6 +163,7 @@ class Daemon:
             asyncio.create_task(self._sample(), name="sample"),
         ]
         ended = asyncio.create_task(stopped.wait(), name="stop")
+        node.gpus.on_returned = lambda _: self.loop.wake("call-returned")
         unwatch = node.gpus.watch(self._on_event)
         try:
             done, _ = await asyncio.wait([*tasks, ended], return_when=asyncio.FIRST_COMPLETED)
