@@ -20,6 +20,7 @@ from agent import app, errors, log, measures, threads
 from agent.host import journal, notify, real
 from agent.host import listen as inherited
 from agent.reconcile import loop, snapshot
+from agent.sample import kernel
 from agent.sample import loop as sampling
 from agent.serve import board as boards
 from agent.serve import server
@@ -47,6 +48,9 @@ class Daemon:
             clock=node.options.clock,
             interval=node.settings.sample_interval if node.settings else 5.0,
             publish=self._board.publish_sample,
+            initializations=lambda: node.gpus.initializations,
+            events_up=lambda: node.gpus.event_watch_up,
+            kernel_log=kernel.KernelLog(node.machine, clock=node.options.clock),
         )
         self._around = dataclasses.replace(
             node.around,
