@@ -61,9 +61,10 @@ def version() -> str:
 
 
 def requirements() -> list[str]:
-    """Return what gpunode needs at run time, the extra for Kubernetes included."""
+    """Return what gpunode needs at run time, with the extras of a node."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["kubernetes"]]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *extras["kubernetes"], *extras["web"]]
 
 
 def platforms(arch: str) -> list[str]:

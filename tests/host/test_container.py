@@ -151,16 +151,14 @@ class Bottlerocket:
 
     def run(self, *words: str, node: str) -> subprocess.CompletedProcess[str]:
         return run(
-            *(
-                "unshare",
-                "--mount",
-                "sh",
-                ROOT / "tests/host/bootstrap.sh",
-                self.overlay.root,
-                self.host,
-                ENTRY,
-                *words,
-            ),
+            "unshare",
+            "--mount",
+            "sh",
+            ROOT / "tests/host/bootstrap.sh",
+            self.overlay.root,
+            self.host,
+            ENTRY,
+            *words,
             seconds=120,
             environ={
                 "GPUNODE_SIMULATE": node,
