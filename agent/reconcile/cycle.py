@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,8 @@ class Surroundings:
 
     `load()` reads the settings (raises SettingsError). `holders(node)` completes a state with who
     uses what. `ownership(settings, node, layout)` decides whose layout it is. `hindrance()` is a sentence
-    when nothing may be written at all (kill switch, lock, not root), with its code. `jitter()`,
-    `clock()` (Unix seconds) come from outside. `changed()` runs after a change (hooks).
+    when nothing may be written at all (kill switch, lock, not root), with its code. `clock()`
+    (Unix seconds) and `monotonic()` come from outside. `changed()` runs after a change (hooks).
     `pause`/`resume` hold the sampler off around a reset. `facts(node)` looks at the host around the GPUs
     (it blocks, and runs in a thread).
     """
@@ -89,6 +90,7 @@ class Surroundings:
     machine: machines.Machine
     load: Callable[[], model.Settings]
     clock: Callable[[], float]
+    monotonic: Callable[[], float] = time.monotonic
     holders: Callable[[nodes.NodeState], Awaitable[nodes.NodeState]]
     ownership: Callable[[model.Settings, nodes.NodeState, layouts.Layout], Ownership] = lambda _s, _n, _l: Ownership()
     hindrance: Callable[[], tuple[str, str] | None] = lambda: None
@@ -216,6 +218,8 @@ async def run_cycle(
         return _finish(
             around, base, settings=view, phase=snapshot.Phase.WAITING, reasons=reasons, driver_problem=str(cause)
         )
+    # Counted before anything is done as well: what somebody changed and we put back is two changes.
+    base = dataclasses.replace(base, generation=_count(memory, seen.node))
     view = dataclasses.replace(view, problems=(*view.problems, *seen.problems))
     for problem in seen.problems:
         log.debug("settings warning", problem=problem)
@@ -338,11 +342,16 @@ async def _act(
 ) -> tuple[snapshot.Outcome, Look]:
     """Carry out plans until nothing is left to do, something fails, or a pass brought nothing."""
     total = snapshot.Outcome()
+    end = around.monotonic() + DEADLINE
+
+    def over() -> bool:
+        return around.monotonic() >= end
+
     for _ in range(PASSES):
         if not seen.plan.steps:
             break
-        if stop():
-            return dataclasses.replace(total, stopped=True), seen
+        if stop() or over():
+            return dataclasses.replace(total, stopped=True, late=over() and not stop()), seen
         around.announce(
             dataclasses.replace(
                 base, phase=snapshot.Phase.APPLYING, node=seen.node, layout=seen.layout, plan=seen.plan, settings=view
@@ -351,7 +360,7 @@ async def _act(
         order = apply.Order(
             release=settings.release_before_reset,
             rollback=settings.on_failure == "rollback",
-            stop=stop,
+            stop=lambda: stop() or over(),
             progress=around.progress,
             recheck=_recheck(around, seen),
             pause=around.pause,
@@ -367,6 +376,7 @@ async def _act(
             )
             return dataclasses.replace(total, failures=(*total.failures, failure)), seen
         if outcome.failures or outcome.stopped or not outcome.changed:
+            total = dataclasses.replace(total, late=outcome.stopped and not stop())
             break
     return total, seen
 
@@ -381,8 +391,8 @@ def _recheck(around: Surroundings, seen: Look) -> Callable[[str, plans.Step], Aw
     checked: dict[str, tuple[float, nodes.NodeState | None]] = {}
 
     async def recheck(uuid: str, step: plans.Step) -> tuple[nodes.Holder, ...]:
-        now = around.clock()
-        if uuid not in checked or abs(now - checked[uuid][0]) >= RECHECK:
+        now = around.monotonic()
+        if uuid not in checked or now - checked[uuid][0] >= RECHECK:
             try:
                 alone = dataclasses.replace(seen.node, gpus=(await around.gpus.observe_gpu(uuid),))
                 checked[uuid] = (now, await around.holders(alone))
@@ -471,6 +481,10 @@ def _judge(
                     pending[0],
                 )
             )
+    if outcome is not None and outcome.late:
+        words = f"the cycle was not done after {DEADLINE:.0f} s; no further step was begun, the next cycle goes on"
+        reasons.append(snapshot.Reason("cycle-deadline", words))
+        return snapshot.Phase.FAILED, tuple(reasons)
     if any(r.code == "step-failed" for r in reasons):
         return snapshot.Phase.FAILED, tuple(reasons)
     if hindrance is not None and hindrance[0] in ("boot-done", "look"):
@@ -518,10 +532,7 @@ def _finish(around: Surroundings, base: snapshot.Snapshot, **fields: object) -> 
     memory = around.memory
     node = fields.get("node")
     if isinstance(node, nodes.NodeState):
-        topology = fingerprint(node)
-        if topology != memory.topology:
-            memory.topology = topology
-            memory.generation += 1
+        _count(memory, node)
     now = around.clock()
     if fields.get("phase") is snapshot.Phase.CONVERGED:
         memory.last_success = now
@@ -533,6 +544,15 @@ def _finish(around: Surroundings, base: snapshot.Snapshot, **fields: object) -> 
         **fields,  # type: ignore[arg-type]
     )
     return dataclasses.replace(result, history=_history(around, result))
+
+
+def _count(memory: Memory, node: nodes.NodeState) -> int:
+    """Count a change of GPUs or instances since the last look; return the generation."""
+    topology = fingerprint(node)
+    if topology != memory.topology:
+        memory.topology = topology
+        memory.generation += 1
+    return memory.generation
 
 
 def _history(around: Surroundings, result: snapshot.Snapshot) -> tuple[snapshot.Past, ...]:

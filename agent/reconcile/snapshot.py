@@ -54,6 +54,8 @@ class Outcome:
     failures: tuple[Failure, ...] = ()
     rolled_back: tuple[str, ...] = ()
     stopped: bool = False
+    late: bool = False
+    """Whether the cycle's time was over before all steps had begun."""
 
     @property
     def changed(self) -> bool:

@@ -48,6 +48,7 @@ class Rig:
             machine=self.sim.machine,
             load=self.load,
             clock=lambda: self.now,
+            monotonic=lambda: self.now,
             holders=self._holders,
             machine_id=lambda: "i-rig",
             any_hung=lambda: self.gpus.any_hung,

@@ -89,7 +89,8 @@ async def test_continuous_repairs_drift(make: Make) -> None:
     result = await rig.cycle(cycle.Intent.DAEMON)
     assert result.phase is snapshot.Phase.CONVERGED
     assert [len(steps) for _, steps in result.outcome.done] == [1]
-    assert result.generation == first.generation  # the same instance is back, made anew under its old ids
+    # The same instance is back under its old ids: it went and it came, which is two changes.
+    assert result.generation == first.generation + 2
 
 
 def _first_compute_away(node: Any) -> tuple[str, Any]:
@@ -367,6 +368,22 @@ async def test_a_stop_ends_between_steps_and_the_next_cycle_finishes(make: Make)
     assert result.outcome.stopped
     assert result.phase is snapshot.Phase.DRIFTED
     assert rig.truth() == [(True, [("3g.40gb", 4, 0)])] or rig.truth() == [(True, [("3g.40gb", 0, 0)])]
+    assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
+
+
+async def test_a_cycle_begins_no_step_after_its_deadline_and_the_next_goes_on(make: Make) -> None:
+    rig = make("h100.80gb:2", HALVES)
+    done: list[str] = []
+
+    def slow(what: str) -> None:
+        done.append(what)
+        rig.now += 70.0  # each step takes more than a minute
+
+    result = await rig.cycle(progress=slow)
+    assert len(done) <= 5
+    assert result.phase is snapshot.Phase.FAILED
+    assert "cycle-deadline" in rigs.codes(result)
+    assert result.outcome.late
     assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
 
 
