@@ -33,6 +33,8 @@ OPEN_PATHS = ("/metrics", "/metrics/dcgm", "/livez", "/readyz")
 """What is served to anybody who reaches a listener."""
 MAX_REQUESTS = 40
 """Large answers under way at a time; further requests are turned away with 503."""
+MAX_WHOLE = 4 << 20
+"""Bytes that answers under way may keep while each is handed over in one piece; beyond that, in pieces as clients take them."""
 SEND_WITHIN = 10.0
 """Seconds in which a client must have taken a large answer (the usual scrape timeout)."""
 KEEP_ALIVE = 90.0
@@ -217,21 +219,25 @@ class Server:
         transport = request.transport
         if transport is not None:
             transport.set_write_buffer_limits(high=_BUFFER)
-        headers["Content-Length"] = str(len(body))
-        response = web.StreamResponse(headers=headers)
         self._under_way += 1
+        deadline = asyncio.get_running_loop().call_later(SEND_WITHIN, _cut, transport)
         try:
-            async with asyncio.timeout(SEND_WITHIN):
+            if self._under_way * len(body) <= MAX_WHOLE:
+                # Who keeps up gets it in one piece: five writes cost half as much again as the answer itself.
+                response: web.StreamResponse = web.Response(body=body, headers=headers)
+                await response.prepare(request)
+            else:
+                headers["Content-Length"] = str(len(body))
+                response = web.StreamResponse(headers=headers)
                 await response.prepare(request)
                 view = memoryview(body)
                 for start in range(0, len(body), _CHUNK):
                     await response.write(view[start : start + _CHUNK])
-                await response.write_eof()
-        except TimeoutError:
-            _cut(transport)
+            await response.write_eof()
         except ConnectionError:
-            pass  # the client has gone; the response is not finished, and aiohttp ends the connection
+            pass  # the client has gone or was cut off; the response is not finished, and aiohttp ends the connection
         finally:
+            deadline.cancel()
             self._under_way -= 1
         return response
 

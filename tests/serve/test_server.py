@@ -263,10 +263,12 @@ async def test_more_large_answers_than_are_allowed_are_turned_away(
     assert (await get(client, base, "/livez")).status == 200
 
 
+@pytest.mark.parametrize("whole", [0, 4 << 20], ids=["sent in pieces", "handed over in one piece"])
 async def test_a_client_that_does_not_read_is_dropped_and_others_are_served(
-    board: boards.Board, start: Start, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    board: boards.Board, start: Start, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, whole: int
 ) -> None:
     monkeypatch.setattr(server, "SEND_WITHIN", 0.05)
+    monkeypatch.setattr(server, "MAX_WHOLE", whole)
     board.publish_sample(built.sample(*(built.gpu_sample(i, instances=7) for i in range(8))))
     running = await start()
     host, _, port = running.addresses[0].rpartition(":")
