@@ -220,16 +220,15 @@ class Server:
         if transport is not None:
             transport.set_write_buffer_limits(high=_BUFFER)
         self._under_way += 1
+        # Who keeps up gets it in one piece: five writes cost half as much again as the answer itself.
+        whole = self._under_way * len(body) <= MAX_WHOLE
+        response = web.Response(body=body, headers=headers) if whole else web.StreamResponse(headers=headers)
         deadline = asyncio.get_running_loop().call_later(SEND_WITHIN, _cut, transport)
         try:
-            if self._under_way * len(body) <= MAX_WHOLE:
-                # Who keeps up gets it in one piece: five writes cost half as much again as the answer itself.
-                response: web.StreamResponse = web.Response(body=body, headers=headers)
-                await response.prepare(request)
-            else:
-                headers["Content-Length"] = str(len(body))
-                response = web.StreamResponse(headers=headers)
-                await response.prepare(request)
+            if not whole:
+                response.content_length = len(body)
+            await response.prepare(request)
+            if not whole:
                 view = memoryview(body)
                 for start in range(0, len(body), _CHUNK):
                     await response.write(view[start : start + _CHUNK])
