@@ -45,7 +45,7 @@ CODES = {
     "kubelet-differs": "what the kubelet has to give is not what the node has",
     "cdi-behind": "a CDI specification is older than the layout or does not name its devices",
     "no-peer-to-peer": "with MIG on there is no peer-to-peer and no NCCL between GPUs",
-    "persistence-off": "nvidia-persistenced does not run",
+    "persistence-off": "the driver tears a GPU down whenever its last client leaves",
     "fabric-incomplete": "a whole GPU on an NVSwitch host has no completed fabric",
 }
 """Every code there is, with what it means."""
@@ -102,7 +102,7 @@ def find(
 
 
 def measured(sample: measures.Sample | None) -> tuple[Finding, ...]:
-    """Return what only a measurement tells: the fabric of whole GPUs on an NVSwitch host."""
+    """Return what only a measurement tells: the fabric of whole GPUs on an NVSwitch host, persistence mode."""
     found = []
     for gpu in () if sample is None else sample.gpus:
         state = None if gpu.fabric_state is None else gpu.fabric_state.replace("_", "-")
@@ -116,6 +116,17 @@ def measured(sample: measures.Sample | None) -> tuple[Finding, ...]:
                     gpu.uuid,
                 )
             )
+    off = [gpu.index for gpu in (() if sample is None else sample.gpus) if gpu.up and gpu.persistence is False]
+    if off:
+        found.append(
+            Finding(
+                "persistence-off",
+                HINT,
+                f"persistence mode is off for GPU {', '.join(str(index) for index in off)}: the first process on an idle"
+                " GPU waits for seconds",
+                "enable nvidia-persistenced.service",
+            )
+        )
     return tuple(found)
 
 
@@ -296,17 +307,6 @@ def licence(node: Node) -> Iterator[Finding]:
             CRITICAL,
             f"nvidia-gridd does not run: the GPU slice of {kind.name} degrades after about a day without a licence",
             "start nvidia-gridd.service (its configuration is /etc/nvidia/gridd.conf)",
-        )
-
-
-def persistence(node: Node) -> Iterator[Finding]:
-    """Without the daemon the driver tears a GPU down whenever the last client leaves."""
-    if node.facts.persistenced is False and node.state.gpus:
-        yield Finding(
-            "persistence-off",
-            HINT,
-            "nvidia-persistenced does not run: the first process on an idle GPU waits for seconds",
-            "enable nvidia-persistenced.service",
         )
 
 
@@ -505,7 +505,6 @@ _LOOKS = (
     kubelet,
     cdi,
     peer_to_peer,
-    persistence,
 )
 
 

@@ -116,6 +116,7 @@ class GpuSample:
     remap_banks: Mapping[str, int] = dataclasses.field(default_factory=dict)
     recovery_action: str | None = None
     fabric_state: str | None = None
+    persistence: bool | None = None
     processes: int | None = None
     mig_enabled: bool | None = None
     mig_pending: bool | None = None

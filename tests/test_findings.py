@@ -44,7 +44,7 @@ def state(*held: list[str] | None, **fields: Any) -> node.NodeState:
 
 
 def host(**fields: Any) -> facts.HostFacts:
-    return facts.HostFacts(persistenced=True, **fields)
+    return facts.HostFacts(**fields)
 
 
 def info(*ids: str, **fields: Any) -> facts.EcsGpuInfo:
@@ -225,9 +225,6 @@ FOUND = [
         "cdi-behind", "warning", state(UNIFORM), host(cdi=(spec("0", "all"),)), id="a specification of whole GPUs"
     ),
     pytest.param("no-peer-to-peer", "hint", state(UNIFORM, None, None), host(), id="MIG on one of three"),
-    pytest.param(
-        "persistence-off", "hint", state(None), facts.HostFacts(persistenced=False), id="no nvidia-persistenced"
-    ),
 ]
 
 
@@ -320,8 +317,8 @@ def test_a_lost_gpu_is_not_judged_by_its_figures() -> None:
 
 
 def test_worst_comes_first() -> None:
-    found = findings.find(state(UNIFORM, None), facts.HostFacts(ecs=ECS, persistenced=False, time_slicing="x"))
-    assert [f.severity for f in found] == ["critical", "warning", "hint", "hint"]
+    found = findings.find(state(UNIFORM, None), host(ecs=ECS, time_slicing="x"))
+    assert [f.severity for f in found] == ["critical", "warning", "hint"]
 
 
 def gpu_sample(**fields: Any) -> measures.GpuSample:
@@ -342,6 +339,15 @@ def test_the_fabric_of_whole_gpus(fields: dict[str, Any], hurts: bool) -> None:
     sample = measures.Sample(taken=1.0, generation=0, nvml_up=True, gpus=(gpu_sample(**fields),))
     assert bool(findings.measured(sample)) is hurts
     assert findings.measured(None) == ()
+
+
+def test_persistence_mode_is_told_once_for_all_gpus() -> None:
+    gpus = (gpu_sample(persistence=False), dataclasses.replace(gpu_sample(persistence=False), index=3), gpu_sample())
+    (found,) = findings.measured(measures.Sample(taken=1.0, generation=0, nvml_up=True, gpus=gpus))
+    assert (found.code, found.severity) == ("persistence-off", "hint")
+    assert "GPU 0, 3:" in found.message
+    on = measures.Sample(taken=1.0, generation=0, nvml_up=True, gpus=(gpu_sample(persistence=True),))
+    assert findings.measured(on) == ()
 
 
 def snapshot_of(where: node.NodeState, around: facts.HostFacts | None) -> snapshot.Snapshot:
@@ -378,5 +384,5 @@ def test_the_board_finds_once_a_snapshot_and_by_each_sample() -> None:
 
 
 def test_every_code_is_told_of_in_a_case_here() -> None:
-    told = {case.values[0] for case in FOUND} | {"whole-despite-layout", "fabric-incomplete"}
+    told = {case.values[0] for case in FOUND} | {"whole-despite-layout", "fabric-incomplete", "persistence-off"}
     assert told == set(findings.CODES)

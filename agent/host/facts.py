@@ -77,7 +77,6 @@ class HostFacts:
     ecs_gpu_info: EcsGpuInfo | None = None
     containers: tuple[Seen, ...] = ()
     mps: bool = False
-    persistenced: bool | None = None
     gridd: bool | None = None
     overcommit: int | None = None
     cdi: tuple[CdiSpec, ...] = ()
@@ -112,7 +111,6 @@ def gather(machine: machines.Machine, node: nodes.NodeState, *, deadline: float 
         ecs_gpu_info=_ecs_gpu_info(machine) if on_ecs is not None else None,
         containers=_containers(machine) if on_ecs is not None else (),
         mps=_MPS_PROCESS in running,
-        persistenced=_active(machine, running, "nvidia-persiste", "nvidia-persistenced.service"),
         gridd=_active(machine, running, "nvidia-gridd", "nvidia-gridd.service")
         if kind is not None and kind.fraction < 1
         else None,

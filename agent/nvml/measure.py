@@ -518,7 +518,13 @@ class Meter:
             "pcie_link_width": self._ask(state, "pcie-width", "nvmlDeviceGetCurrPcieLinkWidth", handle),
             "nvlinks_active": self._links(state),
             "fabric_state": self._ask_fabric(state),
+            "persistence": self._persistence(state),
         }
+
+    def _persistence(self, state: _State) -> bool | None:
+        """Return whether the driver keeps the GPU initialised without clients."""
+        mode = self._ask(state, "persistence", "nvmlDeviceGetPersistenceMode", state.card.handle)
+        return None if mode is None else bool(mode)
 
     def _links(self, state: _State) -> int | None:
         """Count NVLinks that are up; the first link that the GPU does not have ends the count."""

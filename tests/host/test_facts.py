@@ -21,11 +21,10 @@ def look(host: hosts.Host) -> facts.HostFacts:
 
 
 def test_a_host_with_nothing_on_it_tells_nothing(host: hosts.Host) -> None:
-    assert look(host) == facts.HostFacts(persistenced=False)
+    assert look(host) == facts.HostFacts()
 
 
 def test_processes_sockets_and_settings(host: hosts.Host) -> None:
-    host.process(10, "nvidia-persistenced")
     host.process(11, "nvidia-device-plugin")
     host.process(12, "nvidia-device-plugin")
     host.process(13, "gpu-kubelet-plugin")
@@ -40,7 +39,7 @@ def test_processes_sockets_and_settings(host: hosts.Host) -> None:
         facts.BOTTLEROCKET_PLUGIN, 'version: v1\nflags:\n  migStrategy: "single"\nsharing:\n  timeSlicing:\n    x: 1\n'
     )
     seen = look(host)
-    assert (seen.persistenced, seen.plugins, seen.dra, seen.mps, seen.overcommit) == (True, 2, True, True, 0)
+    assert (seen.plugins, seen.dra, seen.mps, seen.overcommit) == (2, True, True, 0)
     assert (seen.plugin_sockets, seen.plugin_since, seen.dra_since) == (("nvidia-gpu.sock",), 100, 200)
     assert (seen.bottlerocket, seen.strategy, seen.strategy_source) == ("1.62.0", "single", facts.BOTTLEROCKET_PLUGIN)
     assert seen.time_slicing == facts.BOTTLEROCKET_PLUGIN

@@ -165,7 +165,7 @@ def test_every_family_is_seen_in_some_case() -> None:
         ),
         outcome=_outcome(),
         reasons=(snapshots.Reason("after-change", "a hook failed"),),
-        facts=facts.HostFacts(persistenced=False),
+        facts=facts.HostFacts(ecs="/etc/ecs is there"),
     )
     gpu = built.whole_sample(0, remapped_rows={"correctable": 1})
     full = built.sample(gpu, built.gpu_sample(1), xid_last={(built.uuid(0), 79): built.NOW - 5})
