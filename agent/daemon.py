@@ -15,6 +15,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 
 from agent import app, errors, log, measures, threads
 from agent.host import journal, notify, real
@@ -31,10 +32,15 @@ STOP_WITHIN = 2.5
 """Seconds until the process ends whatever hangs; the promise is 3."""
 DRIVER_WAIT = 180.0
 """Seconds READY is held back for a driver that is not there yet."""
+REBOOT_WAIT = 300.0
+"""Seconds READY is held back for a reboot that was requested."""
+DRIVER_CHANGED = "GPUNODE_DRIVER_CHANGED"
+"""Set in the environment of a daemon that started itself anew on another driver: it observes only."""
 
 
 class Daemon:
-    """One run of the daemon on one node."""
+    """One run of the daemon on one node. When it has ended, `again` tells whether the driver has become
+    another one: this process cannot take another library, and has to start itself anew."""
 
     def __init__(self, node: app.Node) -> None:
         self._node = node
@@ -42,7 +48,11 @@ class Daemon:
         self._notify = notify.from_environment(node.options.environ)
         self._first = asyncio.Event()
         self._ready_by = time.monotonic() + (0.0 if node.simulated else DRIVER_WAIT)
+        self._reboot_by: float | None = None
+        self._phase = snapshot.Phase.STARTING
         self._ready = False
+        self.again = False
+        self.handed: tuple[int, ...] = ()
         self._sampler = sampling.Sampler(
             node.gpus,
             clock=node.options.clock,
@@ -60,6 +70,7 @@ class Daemon:
             announce=self._announce,
             keep_history=True,
             settle=watch.STILL,
+            hindrance=self._hindrance,
         )
         self.loop = loop.Loop(
             self._around,
@@ -67,6 +78,17 @@ class Daemon:
             fingerprint=lambda: source.fingerprint(node.request),
             jitter=random.random,
         )
+
+    def _hindrance(self) -> tuple[str, str] | None:
+        """What forbids every change now. The lock is asked for again each time: its holder may have ended."""
+        if self._node.options.environ.get(DRIVER_CHANGED):
+            words = "the driver has changed under the running daemon, which observes only until it is started again"
+            return ("driver-changed", words)
+        try:
+            app.take_lock(self._node)
+        except errors.GpunodeError as cause:
+            return ("lock", str(cause))
+        return self._node.around.hindrance()
 
     async def _resume(self) -> None:
         await self._sampler.resume()
@@ -88,12 +110,24 @@ class Daemon:
         for reason in result.reasons:
             log.warning("not as wanted", code=reason.code, reason=reason.message, gpu=reason.gpu)
         self._notify.status(_sentence(result))
-        waiting = result.phase is snapshot.Phase.WAITING and time.monotonic() < self._ready_by
-        if not self._ready and not waiting and result.phase is not snapshot.Phase.REBOOT_PENDING:
-            self._ready = True
-            self._notify.ready()
-            log.info("ready", phase=result.phase.value)
+        self._phase = result.phase
         self._first.set()
+        self._settle_ready()
+
+    def _settle_ready(self) -> None:
+        """Say READY once, unless it is still worth waiting for the driver or for a reboot."""
+        now = time.monotonic()
+        if self._phase is snapshot.Phase.REBOOT_PENDING and self._reboot_by is None:
+            self._reboot_by = now + REBOOT_WAIT
+        if self._ready or not self._first.is_set():
+            return
+        if self._phase is snapshot.Phase.WAITING and now < self._ready_by:
+            return
+        if self._phase is snapshot.Phase.REBOOT_PENDING and self._reboot_by is not None and now < self._reboot_by:
+            return
+        self._ready = True
+        self._notify.ready()
+        log.info("ready", phase=self._phase.value)
 
     def _on_event(self, event: measures.Event) -> None:
         if event.kind == "mig-config-change":
@@ -106,8 +140,13 @@ class Daemon:
         while True:
             self._board.loop_turned = self._node.options.clock()
             self._notify.watchdog()
-            if not self._first.is_set():
+            if not self._ready:
                 self._notify.extend_timeout(30)
+            self._settle_ready()
+            if self._node.gpus.driver_changed():
+                log.warning("the driver is another one now; starting anew, to observe only")
+                self.again = True
+                return
             await asyncio.sleep(1.0)
 
     async def _sample(self) -> None:
@@ -137,24 +176,19 @@ class Daemon:
         )
         try:
             app.take_lock(node)
-        except errors.BlockedError as cause:
-            log.error("another gpunode writes here; this one only observes", cause=cause)
-            reason = ("lock", str(cause))
-            self._around = dataclasses.replace(self._around, hindrance=lambda: reason)
-            self.loop = loop.Loop(
-                self._around,
-                on_cycle=self._on_cycle,
-                fingerprint=lambda: source.fingerprint(node.request),
-                jitter=random.random,
-            )
+        except errors.GpunodeError as cause:
+            log.error("this gpunode only observes for now", cause=cause)
         else:
             await self._start_left_units()
         settings = node.settings
         addresses = node.options.listen or (settings.listen if settings and settings.listen else DEFAULT_LISTEN)
+        sockets = inherited.sockets(dict(node.options.environ), pid=os.getpid())
+        # The server closes what it was given; these are kept for a start anew.
+        self.handed = tuple(os.dup(handed.fileno()) for handed in sockets)
         serving = await server.start(
             self._board,
             listen=addresses,
-            sockets=inherited.sockets(dict(node.options.environ), pid=os.getpid()),
+            sockets=sockets,
             web_config=settings.web_config_file if settings else None,
             clock=node.options.clock,
             dcgm=settings.dcgm_metrics if settings else False,
@@ -217,11 +251,29 @@ async def _main(options: app.Options) -> int:
     async with app.open(options) as node:
         if node.simulated:
             log.info("this node is simulated", node=node.simulated)
-        code = await Daemon(node).run()
+        running = Daemon(node)
+        code = await running.run()
+        if running.again:
+            start_anew(options.environ, running.handed)
         if node.gpus.any_hung:
             log.warning("ending although a driver call has not come back", gpus=" ".join(node.gpus.hung()))
             end(code)
         return code
+
+
+def start_anew(
+    environ: Mapping[str, str],
+    handed: Sequence[int] = (),
+    *,
+    become: Callable[[str, list[str], dict[str, str]], object] = os.execve,
+) -> None:
+    """Become a fresh daemon of the same command line that only observes. `handed` are copies of the
+    sockets that systemd gave us; they are put where the next one looks for them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number, descriptor in enumerate(handed, inherited.FIRST):
+        os.dup2(descriptor, number, inheritable=True)
+    become(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environ, DRIVER_CHANGED: "1"})
 
 
 def end(code: int) -> None:

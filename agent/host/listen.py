@@ -6,11 +6,12 @@ import os
 import socket
 from collections.abc import MutableMapping
 
-_FIRST = 3
+FIRST = 3
+"""The first descriptor that systemd passes."""
 _NAMES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
 
 
-def sockets(environ: MutableMapping[str, str], *, pid: int, first: int = _FIRST) -> tuple[socket.socket, ...]:
+def sockets(environ: MutableMapping[str, str], *, pid: int, first: int = FIRST) -> tuple[socket.socket, ...]:
     """Return the listening stream sockets passed to this process, () when there are none.
 
     The variables are taken out of `environ`, so that no child believes they are for it. Variables

@@ -220,6 +220,10 @@ class NvmlGpus:
         """Calls per pynvml function since the process began."""
         return dict(calls.counts)
 
+    def driver_changed(self) -> bool:
+        """Whether the driver is another one than this process has loaded: it has to start anew."""
+        return self._session.driver_changed()
+
     @property
     def event_watch_up(self) -> bool:
         """Whether events are being waited for."""

@@ -32,6 +32,7 @@ _DIRECTORIES = (
     "usr/local/nvidia/lib64",
     "run/nvidia/driver/usr/lib64",
 )
+_MISMATCH = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
 _ROOTS = ("", ".bottlerocket/rootfs", "host")
 _VERSION = re.compile(r"(?:Module|for \w+)\s+([0-9]+\.[0-9]+(?:\.[0-9]+)?)", re.ASCII)
 
@@ -84,6 +85,8 @@ class Session:
         """Versions of the opened library; None while it is closed."""
         self.initializations = 0
         self._loaded_for: str | None = None
+        self._loaded: Path | None = None
+        self._mismatched = False
 
     @property
     def is_open(self) -> bool:
@@ -102,6 +105,7 @@ class Session:
             try:
                 calls.call("nvmlInit")
             except errors.CallError as cause:
+                self._mismatched = cause.code == _MISMATCH
                 raise errors.DriverError(self._no_driver(cause)) from cause
             self._loaded_for = self._loaded_for or driver_version(self._root)
             self.initializations += 1
@@ -114,10 +118,17 @@ class Session:
     def driver_changed(self) -> bool:
         """Whether the kernel module is another one than when the library was loaded. A process cannot
         take another library then: it has to start anew."""
-        if self._library is not None or self._loaded_for is None:
+        if self._library is not None:
             return False
         now = driver_version(self._root)
-        return now is not None and now != self._loaded_for
+        if self._loaded_for is not None:
+            return now is not None and now != self._loaded_for
+        if not self._mismatched or self._loaded is None:
+            return False
+        # Never initialised, as the versions differ: another library that fits has come, and only it helps.
+        chosen = choose(self._root, platform.machine())
+        there = None if chosen is None else chosen.resolve()
+        return there is not None and there != self._loaded and now is not None and there.name.endswith(f".so.{now}")
 
     def close(self) -> None:
         """Shut the library down; every handle dies with it."""
@@ -145,6 +156,7 @@ class Session:
             return  # the loader's own search is left to pynvml
         try:
             ctypes.CDLL(str(path))
+            self._loaded = path.resolve()
         except OSError as cause:
             log.warning("a driver library cannot be loaded", path=path, cause=cause)
 
@@ -155,7 +167,7 @@ class Session:
                 return f"there is no NVIDIA driver here: {NAME} was not found"
             case 9:
                 return "there is no NVIDIA driver here: its library is installed, its kernel module is not loaded"
-            case 18:
+            case code if code == _MISMATCH:
                 return (
                     "the NVIDIA driver cannot be used: kernel module and library have different versions, "
                     "as after an update without reboot"

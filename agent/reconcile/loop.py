@@ -10,6 +10,10 @@ from agent import errors, log, threads
 from agent.reconcile import backoff, cycle, snapshot
 from agent.settings import watch
 
+GAP = 1.0
+"""Seconds between a cycle and the next that a GPU's event may wake: events come in swarms."""
+_AT_ONCE = frozenset({"settings", "reload", "call-returned"})
+"""Reasons that do not wait, neither for the gap nor for the end of a back-off."""
 _SETTLED = (snapshot.Phase.CONVERGED, snapshot.Phase.DRIFTED)
 
 
@@ -18,7 +22,8 @@ class Loop:
 
     `wake(reason)` may be called from any thread. `on_cycle` gets every snapshot. `fingerprint()` is
     asked each `poll` seconds, and a change of its answer that holds still wakes the loop with
-    "settings".
+    "settings". A cycle's own changes come back as events; after a failure they must not cut the
+    back-off short, or a step that always fails would be tried for ever at full speed.
     """
 
     def __init__(
@@ -93,17 +98,20 @@ class Loop:
             if self._failures == 0
             else (min(period, backoff.delay(self._failures, self._jitter())), "retry")
         )
-        end = self._monotonic() + limit
+        began = self._monotonic()
+        end = began + limit
+        calm = end if self._failures else min(end, began + GAP)
         while True:
-            if self._wakes:
+            now = self._monotonic()
+            if self._wakes and (now >= calm or not _AT_ONCE.isdisjoint(self._wakes)):
                 reason = "+".join(self._wakes)
                 self._wakes.clear()
-                self._event.clear()
                 return reason
-            if self.stopping or self._monotonic() >= end:
+            if self.stopping or now >= end:
                 return reason
+            self._event.clear()
             try:
-                async with asyncio.timeout(max(0.0, min(self._poll, end - self._monotonic()))):
+                async with asyncio.timeout(max(0.0, min(self._poll, (calm if self._wakes else end) - now))):
                     await self._event.wait()
             except TimeoutError:
                 if watched.saw(await self._read_fingerprint(), self._monotonic()):

@@ -92,9 +92,17 @@ class Rig:
         self.gpus = self._open()
         self.around = dataclasses.replace(self.around, gpus=self.gpus, memory=cycle.Memory())
 
+    async def reached(self, order: int, *, going: asyncio.Future[object] | None = None) -> None:
+        """Wait until a call meets this order (or `going` has ended without one)."""
+        async with asyncio.timeout(20):
+            while not any(f.id == order and f.seen > f.skip for f in self.sim.faults.listed()):
+                if going is not None and going.done():
+                    return
+                await asyncio.sleep(0.0005)
+
     def patient(self) -> None:
         """From now on calls have all the time they need, in this same process."""
-        self.gpus._lanes._read, self.gpus._lanes._change = 30.0, 60.0  # noqa: SLF001
+        self.gpus._lanes._read, self.gpus._lanes._change = 30.0, 60.0
 
     async def reboot(self) -> None:
         """Reboot the node, gpunode with it."""

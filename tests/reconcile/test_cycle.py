@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import rig as rigs
 
 from agent.reconcile import cycle, snapshot
+from tests.reconcile import rig as rigs
 
 HALVES = '[[gpunode.layout]]\ngpus = "all"\ninstances = { "3g.40gb" = 2 }\n'
 MIXED = '[[gpunode.layout]]\ngpus = "all"\ninstances = { "3g.40gb" = 1, "2g.20gb" = 1, "1g.10gb" = 1 }\n'
@@ -18,7 +18,7 @@ A100 = '[[gpunode.layout]]\ngpus = "all"\ninstances = { "3g.20gb" = 2 }\n'
 OBSERVE = '[gpunode]\nenforcement = "observe"\n' + HALVES
 CONTINUOUS = '[gpunode]\nenforcement = "continuous"\n' + HALVES
 REBOOT = '[gpunode]\nmode-change = ["reboot"]\n' + A100
-NOTHING = '[gpunode]\nmode-change = []\n' + A100
+NOTHING = "[gpunode]\nmode-change = []\n" + A100
 
 Make = Callable[..., Any]
 
@@ -109,7 +109,11 @@ def _first_compute_away(node: Any) -> tuple[str, Any]:
 
 @pytest.mark.parametrize(
     ("hindrance", "word"),
-    [(("kill-switch", "gpunode=off is set"), "gpunode=off"), (("not-root", "needs root"), "root"), (("lock", "pid 7 has it"), "pid 7")],
+    [
+        (("kill-switch", "gpunode=off is set"), "gpunode=off"),
+        (("not-root", "needs root"), "root"),
+        (("lock", "pid 7 has it"), "pid 7"),
+    ],
 )
 async def test_what_forbids_writing_is_said_and_kept_to(make: Make, hindrance: tuple[str, str], word: str) -> None:
     rig = make("h100.80gb:1", HALVES)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rig as rigs
 
 from agent.cli import apply as verbs
 from agent.reconcile import snapshot
+from tests.reconcile import rig as rigs
 
 BEFORE = '[[gpunode.layout]]\ngpus = "all"\ninstances = { "3g.40gb" = 1, "2g.20gb" = 1, "1g.10gb" = 1 }\n'
 AFTER = '[[gpunode.layout]]\ngpus = "all"\ninstances = { "4g.40gb" = 1, "2g.20gb" = 1, "1g.10gb" = 1 }\n'
@@ -84,7 +84,7 @@ def judge(case: Case, result: snapshot.Snapshot, name: str) -> None:
     truth = case.rig.truth()
     if result.phase is snapshot.Phase.CONVERGED:
         assert truth == case.after, f"{name}: said to be as wanted and is not"
-    assert (verbs._code(result) == 0) <= (truth == case.after), f"{name}: exit 0"  # noqa: SLF001
+    assert (verbs._code(result) == 0) <= (truth == case.after), f"{name}: exit 0"
     if result.node is None:
         assert result.reasons, name
         return
@@ -94,8 +94,7 @@ def judge(case: Case, result: snapshot.Snapshot, name: str) -> None:
         told = said(result, gpu.spec.uuid)
         assert told, f"{name}: GPU {index} is neither as before nor as wanted, and nothing is said"
         seen = result.node.gpu(gpu.spec.uuid)
-        readable = seen is not None and seen.state.value == "ok"
-        if readable:
+        if seen is not None and seen.state.value == "ok":
             shown = sorted((str(i.profile), i.placement.start, len(i.compute)) for i in seen.instances)
             assert shown == truth[index][1], f"{name}: GPU {index} is told to be something else than it is"
         else:
@@ -187,10 +186,7 @@ async def _lost(directory: Path, spots: str) -> int:
             order = case.rig.sim.hang(call, skip=skip)
             cycle = asyncio.ensure_future(case.rig.cycle())
             # The call waits in its thread until the GPU is lost under it.
-            until = time.monotonic() + PATIENCE
-            while not _reached(case, order) and not cycle.done():
-                assert time.monotonic() < until, name
-                await asyncio.sleep(0.0005)
+            await case.rig.reached(order, going=cycle)
             case.rig.sim.lose(0)
             case.rig.sim.release(order)
             result = await asyncio.wait_for(cycle, PATIENCE)
@@ -209,10 +205,6 @@ async def _lost(directory: Path, spots: str) -> int:
             assert case.rig.truth()[1] == case.after[1], name
     print(f"loss cases: {cases}")
     return cases
-
-
-def _reached(case: Case, order: int) -> bool:
-    return any(f.id == order and f.seen > f.skip for f in case.rig.sim.faults.listed())
 
 
 async def test_a_gpu_lost_at_the_first_and_last_of_each_call(tmp_path: Path) -> None:
@@ -235,9 +227,7 @@ def serials(case: Case) -> dict[int, tuple[int, str, int]]:
 
 async def test_stopped_after_every_step_the_next_start_finishes_and_keeps_what_matched(tmp_path: Path) -> None:
     async with prepared(tmp_path) as case:
-        wanted = {
-            (index, profile, start) for index, (_, found) in enumerate(case.after) for profile, start, _ in found
-        }
+        wanted = {(index, profile, start) for index, (_, found) in enumerate(case.after) for profile, start, _ in found}
         steps = 0
         while True:
             await case.rig.rewind(case.mark)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import rig as rigs
 
 from agent.host import owner
 from agent.reconcile import cycle, snapshot

@@ -13,7 +13,6 @@ from typing import Any
 import grpclib
 import grpclib.exceptions
 import pytest
-import rig as rigs
 
 from agent.host import pods
 from agent.reconcile import cycle, snapshot
@@ -149,8 +148,7 @@ async def test_who_comes_between_two_steps_keeps_the_instance(node: Holding, kin
         node.rig.now += 1.0  # each step takes its time, so that the look before the first has grown old
 
     going = asyncio.ensure_future(node.rig.cycle(progress=progress))
-    while not any(f.id == order and f.seen for f in node.rig.sim.faults.listed()):
-        await asyncio.sleep(0.001)
+    await node.rig.reached(order)
     assert not going.done()
     word = await node.take(kind, KEPT, uuid=uuid)
     node.rig.sim.release(order)

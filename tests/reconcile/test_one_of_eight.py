@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import rig as rigs
 
 from agent.host import pci
 from agent.reconcile import cycle, snapshot
@@ -19,7 +18,9 @@ LAYOUT = '[[gpunode.layout]]\ngpus = "all"\ninstances = { "3g.40gb" = 2 }\n'
 FIVE = '[[gpunode.layout]]\ngpus = [0, 2, 4, 6, 7]\ninstances = { "3g.40gb" = 2 }\n'
 BY_INDEX = "".join(
     f'[[gpunode.layout]]\ngpus = [{index}]\ninstances = {{ "{profile}" = 1 }}\n'
-    for index, profile in enumerate(["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.10gb", "2g.20gb"])
+    for index, profile in enumerate(
+        ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "1g.10gb", "2g.20gb"]
+    )
 )
 LOST, HUNG, ERR, HELD = 1, 3, 5, 6
 Make = Callable[..., Any]

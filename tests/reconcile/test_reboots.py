@@ -20,14 +20,44 @@ def request(target: str = "t1", boot: str = "b1", machine: str = "i-1", at: floa
     [
         pytest.param((), "t1", "b1", 1000.0, True, False, id="the first wish is granted"),
         pytest.param((request(),), "t1", "b1", 1001.0, False, True, id="asked in this boot: still pending"),
-        pytest.param((request(),), "t2", "b1", 1001.0, False, True, id="another target in this boot waits for the same reboot"),
-        pytest.param((request(),), "t1", "b2", 2000.0, False, False, id="rebooted once for this target and it did not help"),
+        pytest.param(
+            (request(),), "t2", "b1", 1001.0, False, True, id="another target in this boot waits for the same reboot"
+        ),
+        pytest.param(
+            (request(),), "t1", "b2", 2000.0, False, False, id="rebooted once for this target and it did not help"
+        ),
         pytest.param((request(),), "t1", "b2", 1000.0 + 90 * DAY, False, False, id="not even months later"),
         pytest.param((request(),), "t2", "b2", 2000.0, True, False, id="another target may reboot once"),
-        pytest.param((request(), request("t2", "b2", at=1500.0)), "t3", "b3", 2000.0, False, False, id="two in 24 hours are the limit"),
-        pytest.param((request(), request("t2", "b2", at=1500.0)), "t3", "b3", 1600.0 + DAY, True, False, id="a day later there is room"),
-        pytest.param((request(machine="i-2"),), "t1", "b2", 2000.0, True, False, id="a record of another machine does not count"),
-        pytest.param((request(at=9e9), request("t2", "b2", at=9e9)), "t3", "b3", 2000.0, False, False, id="a clock set back opens nothing"),
+        pytest.param(
+            (request(), request("t2", "b2", at=1500.0)),
+            "t3",
+            "b3",
+            2000.0,
+            False,
+            False,
+            id="two in 24 hours are the limit",
+        ),
+        pytest.param(
+            (request(), request("t2", "b2", at=1500.0)),
+            "t3",
+            "b3",
+            1600.0 + DAY,
+            True,
+            False,
+            id="a day later there is room",
+        ),
+        pytest.param(
+            (request(machine="i-2"),), "t1", "b2", 2000.0, True, False, id="a record of another machine does not count"
+        ),
+        pytest.param(
+            (request(at=9e9), request("t2", "b2", at=9e9)),
+            "t3",
+            "b3",
+            2000.0,
+            False,
+            False,
+            id="a clock set back opens nothing",
+        ),
     ],
 )
 def test_decide(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rig as rigs
 
 from agent import errors
 from agent.host import files
@@ -72,7 +71,10 @@ async def _beside(rig: Any, seconds: float, intent: cycle.Intent) -> tuple[int, 
 
 
 def _said_what_is(rig: Any, result: snapshot.Snapshot) -> bool:
-    shown = [sorted((str(i.profile), i.placement.start, len(i.compute)) for i in gpu.instances) for gpu in result.node.gpus]
+    assert result.node is not None
+    shown = [
+        sorted((str(i.profile), i.placement.start, len(i.compute)) for i in gpu.instances) for gpu in result.node.gpus
+    ]
     return shown == [instances for _, instances in rig.truth()]
 
 
@@ -83,6 +85,7 @@ async def _converges_beside_a_vandal(rig: Any, seconds: float) -> None:
     generations += [result.generation for result in results]
     assert generations == sorted(generations)
     repaired = sum(len(steps) for r in results if r.outcome for _, steps in r.outcome.done)
+    last = results[-1]
     for _ in range(3):  # left alone it is as wanted, within a cycle or two
         last = await rig.cycle(cycle.Intent.DAEMON)
     assert last.phase is snapshot.Phase.CONVERGED, last.reasons
@@ -160,5 +163,7 @@ def test_nodes_are_told_apart_by_what_is_on_them() -> None:
         index=0, uuid="GPU-1", pci_bus_id="0000:00:1e.0", name="x", model="x", holders=(nodes.Holder("process", "p"),)
     )
     assert cycle.fingerprint(one) == cycle.fingerprint(nodes.NodeState(gpus=(held,)))
-    moved = nodes.Gpu(index=0, uuid="GPU-1", pci_bus_id="0000:00:1e.0", name="x", model="x", mode=nodes.ModeState(True, True))
+    moved = nodes.Gpu(
+        index=0, uuid="GPU-1", pci_bus_id="0000:00:1e.0", name="x", model="x", mode=nodes.ModeState(True, True)
+    )
     assert cycle.fingerprint(one) != cycle.fingerprint(nodes.NodeState(gpus=(moved,)))

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import rig as rigs
-
 from agent.reconcile import snapshot
 
 BEFORE = '[[gpunode.layout]]\ngpus = "all"\ninstances = { "1g.10gb" = 7 }\n'
