@@ -167,10 +167,13 @@ def ecs_gpu_info(node: Node) -> Iterator[Finding]:
     counts = collections.Counter(info.gpu_ids)
     words = []
     missing = [str(index) for uuid, index in there.items() if uuid not in counts]
-    unknown = sorted(uuid for uuid in counts if uuid not in there)
+    silent = [str(gpu.index) for gpu in node.state.gpus if gpu.uuid in counts and gpu.uuid not in there]
+    unknown = sorted(uuid for uuid in counts if node.state.gpu(uuid) is None)
     double = sorted(uuid for uuid, count in counts.items() if count > 1)
     if missing:
         words.append(f"GPU {', '.join(missing)} is not in it")
+    if silent:
+        words.append(f"GPU {', '.join(silent)} is in it and does not answer")
     if unknown:
         words.append(f"{', '.join(unknown)} is in it and not on this node")
     if double:
@@ -180,7 +183,7 @@ def ecs_gpu_info(node: Node) -> Iterator[Finding]:
     if words:
         yield Finding(
             "ecs-gpu-info-differs",
-            WARNING if not (missing or unknown or double) else CRITICAL,
+            CRITICAL if missing or silent or unknown or double else WARNING,
             f"{hosts.ECS_GPU_INFO} is not about this node as it is: {'; '.join(words)}",
             "restart ecs.service, which writes it anew",
         )

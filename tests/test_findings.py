@@ -316,6 +316,13 @@ def test_a_lost_gpu_is_not_judged_by_its_figures() -> None:
     assert [f.code for f in found] == ["gpu-count"]
 
 
+def test_a_gpu_that_is_lost_under_the_ecs_agent_is_named_by_its_number() -> None:
+    gpus = state(None, None).gpus
+    lost = dataclasses.replace(gpus[1], state=node.GpuState.LOST)
+    (found,) = findings.find(node.NodeState(gpus=(gpus[0], lost)), host(ecs=ECS, ecs_gpu_info=info("GPU-0", "GPU-1")))
+    assert "GPU 1 is in it and does not answer" in found.message
+
+
 def test_worst_comes_first() -> None:
     found = findings.find(state(UNIFORM, None), host(ecs=ECS, time_slicing="x"))
     assert [f.severity for f in found] == ["critical", "warning", "hint"]
