@@ -26,16 +26,20 @@ class Case:
     where: Path
     node: str
     settings: Path
+    stateful: bool = True
 
     @property
     def flags(self) -> list[str]:
         """What the command line needs to work on it."""
-        return ["--simulate", self.node, "--sim-state", str(self.where / "state"), "--settings", str(self.settings)]
+        kept = ["--sim-state", str(self.where / "state")] if self.stateful else []
+        return ["--simulate", self.node, *kept, "--settings", str(self.settings)]
 
 
-def case(where: Path, *, gpus: int = 8, instances: str = SEVEN, latency: str = "", extra: str = "") -> Case:
+def case(
+    where: Path, *, gpus: int = 8, instances: str = SEVEN, latency: str = "", extra: str = "", stateful: bool = True
+) -> Case:
     """Make a node of `gpus` H100 that wants `instances` on each. `latency` and `extra` are TOML lines of
-    the node file's [latency] and of the settings' [gpunode]."""
+    the node file's [latency] and of the settings' [gpunode]. Not `stateful`: it lives in one process."""
     where.mkdir(parents=True, exist_ok=True)
     node, settings = where / "node.toml", where / "settings.toml"
     node.write_text(
@@ -44,7 +48,7 @@ def case(where: Path, *, gpus: int = 8, instances: str = SEVEN, latency: str = "
         encoding="utf-8",
     )
     write_settings(settings, instances, extra=extra)
-    return Case(where, str(node), settings)
+    return Case(where, str(node), settings, stateful)
 
 
 def busy(where: Path, *, gpus: int = 8, instances: str = SEVEN, extra: str = "") -> Case:
@@ -102,6 +106,7 @@ class Counts:
     """What a traced gpunode has done so far."""
 
     samples: int
+    beside_seconds: float
     calls: dict[str, int]
     simulator_seconds: float
     cpu_seconds: float

@@ -163,6 +163,7 @@ def main() -> None:
             for name, count in more.items():
                 calls[name] = calls.get(name, 0) + count
         document = {
+            "beside_seconds": spent_beside.seconds - IMPORTED,
             "samples": samples,
             "calls": calls,
             "simulator_seconds": seconds,
