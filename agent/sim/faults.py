@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from agent.sim import machine, spec, state
 
-ACTIONS = ("fail", "delay", "hang")
+ACTIONS = ("fail", "delay", "hang", "stall")
 _POLL = 0.05
 
 
@@ -36,7 +36,8 @@ class Faults:
     ) -> int:
         """Place an order; return its number. `call` is a C name, `*` matches any text in it. `skip`
         matching calls pass first, then `times` are hit (0: all). A hang with code 0 completes its
-        effect when it is released, with another code it fails then. Raises SimulationError."""
+        effect when it is released, with another code it fails then. A stall has its effect at once, and
+        hangs on its way back. Raises SimulationError."""
         if action not in ACTIONS:
             raise spec.SimulationError(f"a fault is one of {', '.join(ACTIONS)}, not {action}")
         if gpu is not None and not 0 <= gpu < len(self._machine.gpus):
@@ -73,7 +74,7 @@ class Faults:
         """Let a call of `name` on GPU `gpu` meet its orders: sleep, hang, or return the code it shall
         fail with (0: go on). Called without any lock. `only_of_gpu`: the orders for every GPU have been
         met already."""
-        wanted = [f for f in self._machine.store.node.faults if _matches(f, name, gpu)]
+        wanted = [f for f in self._machine.store.node.faults if f.action != "stall" and _matches(f, name, gpu)]
         if only_of_gpu:
             wanted = [f for f in wanted if f.gpu is not None]
         for fault in wanted:
@@ -89,6 +90,12 @@ class Faults:
                 if hit.code:
                     return hit.code
         return 0
+
+    def stall(self, name: str, gpu: int) -> None:
+        """Let a call that has had its effect meet the orders to stall. Called without any lock."""
+        for fault in [f for f in self._machine.store.node.faults if f.action == "stall" and _matches(f, name, gpu)]:
+            if self._count(fault.id) is not None:
+                self._hang(fault.id)
 
     def _count(self, number: int) -> state.Fault | None:
         """Count one matching call of an order; return the order when this call is to be hit."""

@@ -154,7 +154,10 @@ class Library:
                 if unlocked:
                     return body(self, *self._meant(prototype, target), *values) or 0
                 with gpu.lock:
-                    return body(self, *self._meant(prototype, target), *values) or 0
+                    code = body(self, *self._meant(prototype, target), *values) or 0
+                if kept.node.faults:
+                    orders.stall(name, gpu.index)
+                return code
             except codes.Refused as refused:
                 return refused.code
 

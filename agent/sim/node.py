@@ -255,6 +255,10 @@ class SimulatedNode:
         """Let a call hang until `release`: then it completes, or fails with `code`; return the order."""
         return self._faults.order(call, "hang", code=code, gpu=gpu, skip=skip, times=times)
 
+    def stall(self, call: str, *, gpu: int | None = None, skip: int = 0, times: int = 1) -> int:
+        """Let a call on a GPU have its effect and not come back until `release`; return the order."""
+        return self._faults.order(call, "stall", gpu=gpu, skip=skip, times=times)
+
     def release(self, order: int | None = None) -> None:
         """Withdraw an order (all without a number); what hangs on it goes on."""
         self._faults.release(order)
