@@ -8,13 +8,17 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Self
 
 from agent import errors
 
 LIMIT = 1024 * 1024
+
+# How often, and how far apart in seconds, a holder's threads are looked at before one is called stuck.
+_LOOKS = 3
+_BETWEEN_LOOKS = 0.1
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
@@ -112,8 +116,8 @@ class Lock:
         """Take the lock at once. Raises `errors.BlockedError` naming the holder when somebody has it,
         and `errors.GpunodeError` when the file cannot be made (no lock, no write).
 
-        `proc` is where the holder is looked up. A holder in state D is said to be stuck in the
-        kernel rather than called a rival.
+        `proc` is where the holder is looked up. A holder with a thread that stays in state D is said
+        to be stuck in the kernel rather than called a rival; finding that out takes 0.2 s.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +180,7 @@ def _held_by(path: Path, descriptor: int, proc: Path) -> str:
     if found is None or int(found[1][19]) != started:
         return f"{what} (pid {pid} of another pid namespace, or a thread of it still stuck in the kernel)"
     name, fields = found
-    stuck = "D" in _thread_states(proc, pid) or fields[0] in "DZX"
+    stuck = fields[0] in "ZX" or _stays_in_the_kernel(proc, pid)
     if stuck:
         return (
             f"cannot take the lock {path}: pid {pid} ({name}) is an earlier gpunode stuck in a driver call (a thread in"
@@ -185,14 +189,31 @@ def _held_by(path: Path, descriptor: int, proc: Path) -> str:
     return f"{what} (pid {pid}, {name})"
 
 
-def _thread_states(proc: Path, pid: int) -> Iterator[str]:
+def _stays_in_the_kernel(proc: Path, pid: int) -> bool:
+    """Tell whether one thread waits in state D and nothing moves it.
+
+    Every write to a disk passes through that state, so one look would call a working rival stuck. A
+    thread that was scheduled between two looks has another count of context switches.
+    """
+    waiting = _waiting_threads(proc, pid)
+    for _ in range(_LOOKS - 1):
+        if not waiting:
+            return False
+        time.sleep(_BETWEEN_LOOKS)
+        waiting &= _waiting_threads(proc, pid)
+    return bool(waiting)
+
+
+def _waiting_threads(proc: Path, pid: int) -> set[tuple[str, str]]:
+    """Return (thread, its count of waits so far) of each thread of `pid` in state D."""
     try:
         threads = list((proc / str(pid) / "task").iterdir())
     except OSError:
-        return
+        return set()
+    waiting = set()
     for thread in threads:
-        text = read_text(thread / "stat")
-        if text is not None:
-            fields = text.rpartition(")")[2].split()
-            if fields:
-                yield fields[0]
+        lines = (read_text(thread / "status") or "").splitlines()
+        told = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        if told.get("State", "").startswith("D"):
+            waiting.add((thread.name, told.get("voluntary_ctxt_switches", "")))
+    return waiting

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -107,12 +108,35 @@ def test_a_holder_stuck_in_the_kernel_is_not_called_a_rival(tmp_path: Path) -> N
         task.mkdir(parents=True)
         fields = "S 1 " + "0 " * 17 + f"{note['started']} 0"
         (task.parent.parent / "stat").write_text(f"{note['pid']} (gpunode) {fields}")
-        (task / "stat").write_text("77 (gpunode-GPU-0) D 1 0 0")
+        stuck = "Name:\tgpunode-GPU-0\nState:\tD (disk sleep)\nvoluntary_ctxt_switches:\t12\n"
+        (task / "status").write_text(stuck)
         with pytest.raises(errors.BlockedError, match=r"earlier gpunode stuck in a driver call"):
             files.Lock.take(path, proc=tmp_path / "proc")
-        (task / "stat").write_text("77 (gpunode-GPU-0) S 1 0 0")
+        (task / "status").write_text(stuck.replace("D (disk sleep)", "S (sleeping)"))
         with pytest.raises(errors.BlockedError, match=rf"another gpunode holds it \(pid {note['pid']}, gpunode\)"):
             files.Lock.take(path, proc=tmp_path / "proc")
+
+
+def test_a_rival_that_writes_to_a_disk_is_not_called_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock"
+    with files.Lock.take(path):
+        note = json.loads(path.read_text())
+        task = tmp_path / "proc" / str(note["pid"]) / "task" / "77"
+        task.mkdir(parents=True)
+        fields = "S 1 " + "0 " * 17 + f"{note['started']} 0"
+        (task.parent.parent / "stat").write_text(f"{note['pid']} (gpunode) {fields}")
+        looks = 0
+
+        def write_again(_: float) -> None:
+            nonlocal looks
+            looks += 1
+            (task / "status").write_text(f"State:\tD (disk sleep)\nvoluntary_ctxt_switches:\t{looks}\n")
+
+        write_again(0)
+        monkeypatch.setattr(time, "sleep", write_again)
+        with pytest.raises(errors.BlockedError, match=rf"another gpunode holds it \(pid {note['pid']}, gpunode\)"):
+            files.Lock.take(path, proc=tmp_path / "proc")
+        assert looks > 1
 
 
 def test_a_recycled_pid_is_not_blamed(tmp_path: Path) -> None:
