@@ -20,6 +20,12 @@ CLASSES = {"gpu.nvidia.com": "gpu", "mig.nvidia.com": "mig", "vfio.gpu.nvidia.co
 """NVIDIA's device classes and the `type` each selects."""
 BUDGET = 200_000
 """Steps of the search with distinctAttribute before it gives up and says so."""
+COMBINATIONS = 512
+"""Combinations of alternatives that are tried before the same."""
+
+
+class _TooHard(Exception):
+    """A search used up its steps."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,10 +50,40 @@ class Decision:
 
 
 def decide(claim: read.Claim, devices: Sequence[Device]) -> Decision:
-    """Decide `claim` on the free `devices`. Pure."""
+    """Decide `claim` on the free `devices`; of alternatives the first that can be had, as the scheduler
+    tries them. Pure."""
+    options = [request.alternatives or (request,) for request in claim.requests]
+    tried = itertools.product(*options)
+    first: Decision | None = None
+    known: dict[read.Request, list[int] | Decision] = {}  # selectors are evaluated once, not once a combination
+    for chosen in itertools.islice(tried, COMBINATIONS):
+        try:
+            decision = _decide(dataclasses.replace(claim, requests=chosen), devices, known)
+        except _TooHard:
+            decision = Decision(
+                fits=False,
+                line=claim.line,
+                reason=f"it cannot be decided in {BUDGET} steps of search: its constraints leave too many ways",
+            )
+        if decision.fits or decision.unreadable:
+            return decision
+        first = first or decision
+    assert first is not None
+    if next(tried, None) is not None:
+        reason = f"{first.reason}; nor does any of the first {COMBINATIONS} combinations of alternatives"
+    elif any(len(option) > 1 for option in options):
+        reason = f"{first.reason}; nor can any alternative be had"
+    else:
+        return first
+    return dataclasses.replace(first, reason=reason)
+
+
+def _decide(claim: read.Claim, devices: Sequence[Device], known: dict[read.Request, list[int] | Decision]) -> Decision:
     candidates: list[list[int]] = []
     for request in claim.requests:
-        found = _candidates(request, devices)
+        if request not in known:
+            known[request] = _candidates(request, devices)
+        found = known[request]
         if isinstance(found, Decision):
             return found
         wanted = len(found) if request.count is None else request.count
@@ -57,8 +93,9 @@ def decide(claim: read.Claim, devices: Sequence[Device]) -> Decision:
     units: list[int] = []  # for each unit of device wanted, the index of its request
     for index, request in enumerate(claim.requests):
         units += [index] * (len(candidates[index]) if request.count is None else request.count)
-    matches = [c for c in claim.constraints if not c.distinct]
-    distinct = [c for c in claim.constraints if c.distinct]
+    constraints = [c for c in claim.constraints if _concerned(c, claim)]
+    matches = [c for c in constraints if not c.distinct]
+    distinct = [c for c in constraints if c.distinct]
     values = [_values(c, claim, candidates, devices) for c in matches]
     for constraint, possible in zip(matches, values, strict=True):
         if not possible:
@@ -156,7 +193,11 @@ def _census(devices: Sequence[Device], kind: str) -> str:
 
 
 def _concerned(constraint: read.Constraint, claim: read.Claim) -> list[int]:
-    return [i for i, r in enumerate(claim.requests) if not constraint.requests or r.name in constraint.requests]
+    # A constraint on a request is one on whichever of its alternatives is taken.
+    wanted = constraint.requests
+    return [
+        i for i, r in enumerate(claim.requests) if not wanted or r.name in wanted or r.name.partition("/")[0] in wanted
+    ]
 
 
 def _values(
@@ -228,7 +269,7 @@ def _search(
         for device in candidates[units[unit]]:
             budget -= 1
             if budget < 0:
-                return False
+                raise _TooHard
             if device in chosen.values():
                 continue
             marks = []

@@ -65,13 +65,17 @@ class Pod:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a claim: `count` devices of a class (None: all that match), by CEL selectors."""
+    """One request of a claim: `count` devices of a class (None: all that match), by CEL selectors.
+
+    With `alternatives` (named REQUEST/NAME) it asks for the first of them that can be had instead.
+    """
 
     name: str
     device_class: str
     count: int | None
     selectors: tuple[tuple[str, int | None], ...]
     line: int | None = None
+    alternatives: tuple[Request, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -418,7 +422,7 @@ def _claim(item: Any, kind: str, file: str) -> Claim:
     listed = _get(devices, "requests", list, path, needed=True)
     for index, request in enumerate(listed):
         requests.append(_request(request, listed, index, path))
-    names = {r.name for r in requests}
+    names = {r.name for r in requests} | {a.name for r in requests for a in r.alternatives}
     constraints = []
     for index, constraint in enumerate(_get(devices, "constraints", list, path) or []):
         where = f"{path}.constraints[{index}]"
@@ -468,16 +472,26 @@ def _request(request: Any, listed: Any, index: int, path: str) -> Request:
     name = str(_get(request, "name", str, where, needed=True))
     exact = request.get("exactly")
     if exact is None and "firstAvailable" in request:
-        raise _Bad(
-            f"{where}: firstAvailable is not judged here; write the wanted alternative as exactly",
-            _line(request, "firstAvailable"),
-            where,
-        )
+        listed = _get(request, "firstAvailable", list, where, needed=True)
+        where += ".firstAvailable"
+        if not listed:
+            raise _Bad(f"{where} lists no alternative", _line(request, "firstAvailable"), where)
+        alternatives = []
+        for number, one in enumerate(listed):
+            here = f"{where}[{number}]"
+            if not isinstance(one, dict):
+                raise _Bad(f"{here} must be a mapping, not a {_kind_of(one)}", _line(listed, number), here)
+            inner = str(_get(one, "name", str, here, needed=True))
+            alternatives.append(_exact(one, f"{name}/{inner}", here))
+        return dataclasses.replace(alternatives[0], name=name, alternatives=tuple(alternatives))
     if exact is None and "deviceClassName" in request:
         exact = request  # resource.k8s.io/v1beta1, where it stood one level up
     if not isinstance(exact, dict):
         raise _Bad(f"{where} needs exactly: {{deviceClassName: …}}", _own_line(request), where)
-    where += ".exactly" if exact is not request else ""
+    return _exact(exact, name, f"{where}.exactly" if exact is not request else where)
+
+
+def _exact(exact: Any, name: str, where: str) -> Request:
     device_class = str(_get(exact, "deviceClassName", str, where, needed=True))
     mode = _get(exact, "allocationMode", str, where) or "ExactCount"
     if mode not in ("ExactCount", "All"):

@@ -64,3 +64,52 @@ def test_what_cannot_be_read_names_the_file(gpunode: Run, tmp_path: Path, conten
     assert "pod.yaml" in ended.err
     assert says in ended.err
     assert not ended.out
+
+
+CLAIM = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: whole}
+spec:
+  devices:
+    requests:
+      - name: gpu
+        exactly:
+          deviceClassName: gpu.nvidia.com
+          selectors:
+            - cel:
+                expression: "EXPRESSION"
+"""
+
+
+@pytest.mark.parametrize(
+    ("expression", "code", "says"),
+    [
+        ("device.driver == 'gpu.nvidia.com'", 0, "fits"),
+        ("device.driver = 'x'", 2, "claim.yaml, line 12: not a CEL expression"),
+        ("colour('red')", 2, "claim.yaml, line 12: not a CEL expression"),
+        ("device.attributes['gpu.nvidia.com'].colour == 'red'", 1, "line 12: the selector of request gpu fails"),
+    ],
+)
+def test_selectors_are_judged_with_their_line(
+    expression: str, code: int, says: str, gpunode: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "claim.yaml"
+    file.write_text(CLAIM.replace("EXPRESSION", expression))
+    ended = gpunode("explain", *NODE, file)
+    assert ended.code == code, ended.err
+    assert says in ended.out + ended.err
+
+
+def test_claims_with_selectors_need_the_evaluator_and_nothing_else_does(
+    gpunode: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cel", None)
+    file = tmp_path / "claim.yaml"
+    file.write_text(CLAIM.replace("EXPRESSION", "true"))
+    ended = gpunode("explain", *NODE, file)
+    assert ended.code == 1
+    assert ended.err.count("\n") == 1
+    assert 'pip install "gpunode[kubernetes]"' in ended.err
+    (tmp_path / "pod.yaml").write_text(POD.replace("COUNT", "1"))
+    assert gpunode("explain", *NODE, tmp_path / "pod.yaml").code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 
@@ -187,3 +188,44 @@ def test_without_an_evaluator_it_is_said_how_to_get_one(monkeypatch: pytest.Monk
     ):
         dra.decide(claim(request("a", "1g.5gb")), [mig(0, "1g.5gb", 0)])
     assert dra.decide(claim(request("a")), [mig(0, "1g.5gb", 0)]).fits, "only selectors need it"
+
+
+def either(*profiles: str, count: int = 1) -> read.Request:
+    options = tuple(request(f"a/{p}", p, count=count) for p in profiles)
+    return read.Request("a", "mig.nvidia.com", 1, (), 9, options)
+
+
+def test_the_first_alternative_that_can_be_had_is_taken() -> None:
+    devices = [mig(0, "1g.5gb", 0), mig(0, "2g.10gb", 1)]
+    assert dra.decide(claim(either("3g.20gb", "2g.10gb", "1g.5gb")), devices).devices == (devices[1].name,)
+    refused = dra.decide(claim(either("3g.20gb", "4g.20gb")), devices)
+    assert not refused.fits
+    assert "no MIG device with profile 3g.20gb" in refused.reason
+    assert "nor can any alternative be had" in refused.reason
+
+
+def test_alternatives_depend_on_what_else_is_asked() -> None:
+    devices = [mig(0, "2g.10gb", 0), mig(1, "2g.10gb", 1), mig(1, "1g.5gb", 2)]
+    wanted = claim(either("2g.10gb", "1g.5gb"), request("b", "2g.10gb"), constraints=(SAME_PARENT,))
+    assert set(dra.decide(wanted, devices).devices) == {devices[2].name, devices[1].name}
+
+
+def test_a_constraint_on_another_alternative_does_not_bind() -> None:
+    only = read.Constraint(requests=("a/1g.5gb",), attribute="gpu.nvidia.com/nope")
+    assert dra.decide(claim(either("2g.10gb", "1g.5gb"), constraints=(only,)), [mig(0, "2g.10gb", 0)]).fits
+    both = read.Constraint(requests=("a",), attribute="gpu.nvidia.com/nope")
+    assert not dra.decide(claim(either("2g.10gb"), constraints=(both,)), [mig(0, "2g.10gb", 0)]).fits
+
+
+def test_too_many_combinations_are_said() -> None:
+    many = [dataclasses.replace(either("3g.20gb", "4g.20gb"), name=f"r{n}") for n in range(10)]
+    decision = dra.decide(claim(*many), [mig(0, "1g.5gb", 0)])
+    assert not decision.fits
+    assert "the first 512 combinations" in decision.reason
+
+
+def test_a_search_that_is_too_long_says_so_and_not_that_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dra, "BUDGET", 3)
+    devices = [mig(g, "1g.5gb", g) for g in range(8)]
+    wanted = claim(request("a", "1g.5gb", count=8), constraints=(DIFFERENT_PARENT,))
+    assert "cannot be decided" in dra.decide(wanted, devices).reason

@@ -187,8 +187,14 @@ CLAIM = (
         pytest.param(
             "kind: ResourceClaim\nspec: {devices: {requests: [{name: a, firstAvailable: []}]}}",
             2,
-            "firstAvailable",
-            id="alternatives",
+            "lists no alternative",
+            id="no alternatives",
+        ),
+        pytest.param(
+            "kind: ResourceClaim\nspec: {devices: {requests: [{name: a, firstAvailable: [3]}]}}",
+            2,
+            "must be a mapping",
+            id="an alternative a number",
         ),
     ],
 )
@@ -248,3 +254,26 @@ def test_a_share_and_a_value_exclude_each_other() -> None:
     text = MPS.replace("WISH", '{"memory": 1}').replace('"type": "GPU",', '"type": "GPU", "value": "1",')
     with pytest.raises(errors.SettingsError, match="both value and sharingStrategy"):
         read.read(text, file="t.json")
+
+
+def test_alternatives_of_a_request() -> None:
+    text = """\
+kind: ResourceClaim
+spec:
+  devices:
+    requests:
+      - name: gpu
+        firstAvailable:
+          - {name: large, deviceClassName: mig.nvidia.com, selectors: [{cel: {expression: "true"}}]}
+          - {name: small, deviceClassName: mig.nvidia.com, count: 2}
+    constraints:
+      - {requests: [gpu/small], matchAttribute: gpu.nvidia.com/parentUUID}
+"""
+    (claim,) = read.read(text, file="c")
+    assert isinstance(claim, read.Claim)
+    (request,) = claim.requests
+    assert request.name == "gpu"
+    assert [(a.name, a.count, len(a.selectors)) for a in request.alternatives] == [
+        ("gpu/large", 1, 1),
+        ("gpu/small", 2, 0),
+    ]
