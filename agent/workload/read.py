@@ -341,13 +341,15 @@ def _pod(item: Any, kind: str, file: str) -> Pod:
             count = _get(outer, "replicas", int, "spec")
             replicas = 1 if count is None else count
     containers = _get(spec, "containers", list, path, needed=True)
+    refs = tuple(_claim_refs(_get(spec, "resourceClaims", list, path) or [], f"{path}.resourceClaims"))
+    _check_claims(containers, f"{path}.containers", {ref.name for ref in refs})
     return Pod(
         file=file,
         kind=kind,
         name=_name(item),
         asks=tuple(_asks(containers, f"{path}.containers")),
         init_asks=tuple(_asks(_get(spec, "initContainers", list, path) or [], f"{path}.initContainers")),
-        claims=tuple(_claim_refs(_get(spec, "resourceClaims", list, path) or [], f"{path}.resourceClaims")),
+        claims=refs,
         replicas=replicas,
         line=_own_line(item),
     )
@@ -384,6 +386,25 @@ def _asks(containers: Any, path: str) -> Iterator[Ask]:
                     f"{where}.resources.requests.{resource}",
                 )
             yield Ask(container=name, resource=resource, count=count, line=_line(holder, key))
+
+
+def _check_claims(containers: Any, path: str, known: set[str]) -> None:
+    """Every claim that a container names must be one of the pod's."""
+    for index, container in enumerate(containers):
+        resources = container.get("resources") if isinstance(container, dict) else None
+        claims = resources.get("claims") if isinstance(resources, dict) else None
+        for number, claim in enumerate(claims if isinstance(claims, list) else ()):
+            where = f"{path}[{index}].resources.claims[{number}]"
+            name = claim.get("name") if isinstance(claim, dict) else None
+            if not isinstance(name, str):
+                raise _Bad(f"{where} needs the name of one of the pod's resourceClaims", _line(claims, number), where)
+            if name not in known:
+                there = ", ".join(sorted(known)) or "none"
+                raise _Bad(
+                    f'{where} names "{name}", which is no resourceClaim of this pod ({there})',
+                    _line(claims, number),
+                    where,
+                )
 
 
 def _count(value: Any, path: str, line: int | None) -> int:

@@ -277,3 +277,20 @@ spec:
         ("gpu/large", 1, 1),
         ("gpu/small", 2, 0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("claims", "says"),
+    [("[{name: other}]", '"other", which is no resourceClaim of this pod (mig)'), ("[x]", "needs the name")],
+)
+def test_a_container_names_claims_of_its_pod(claims: str, says: str) -> None:
+    text = (
+        "kind: Pod\nspec:\n  resourceClaims: [{name: mig, resourceClaimName: c}]\n"
+        f"  containers:\n  - resources: {{claims: {claims}}}\n"
+    )
+    found = problem(text)
+    assert says in found.message
+    assert found.line == 5
+    (pod,) = read.read(text.replace(claims, "[{name: mig}]"), file="p")
+    assert isinstance(pod, read.Pod)
+    assert [ref.target for ref in pod.claims] == ["c"]
