@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from agent import errors, measures, threads
-from agent.host import ec2, files, holders, hooks, kill, owner, pci, real
+from agent.host import ec2, files, holders, hooks, identity, kill, owner, pci, real
 from agent.host import facts as hosts
 from agent.host import machine as machines
 from agent.mig import layout as layouts
@@ -78,6 +78,7 @@ class Node:
     settings: model.Settings | None
     settings_error: errors.SettingsError | None
     around: cycle.Surroundings
+    instance: Instance
     simulated: str | None = None
     simulation: object | None = None
     lock: files.Lock | None = None
@@ -89,6 +90,21 @@ class Node:
             assert self.settings_error is not None
             raise self.settings_error
         return self.settings
+
+
+@dataclasses.dataclass(slots=True)
+class Instance:
+    """What is known of the EC2 instance. It only grows: `identify` may fill in what files did not tell."""
+
+    machine: machines.Machine
+    at_boot: int
+    """GPUs on the bus at the start: a card that falls off it later must not lower what is expected."""
+    known: identity.Identity
+
+    def expected(self) -> int | None:
+        """Return how many GPUs there should be: the larger of the bus at the start and the type's."""
+        kind = ec2.instance_type(self.known.instance_type)
+        return max(self.at_boot, 0 if kind is None or kind.gpus is None else kind.gpus) or None
 
 
 class _HostAroundSimulation(real.RealMachine):
@@ -139,6 +155,7 @@ async def open(options: Options) -> AsyncIterator[Node]:  # noqa: A001  # reads 
         settings = load()
     except errors.SettingsError as cause:
         settings_error = cause
+    instance = Instance(machine, len(pci.gpus(machine)), identity.from_files(machine))
     node = Node(
         options=options,
         machine=machine,
@@ -146,7 +163,8 @@ async def open(options: Options) -> AsyncIterator[Node]:  # noqa: A001  # reads 
         request=request,
         settings=settings,
         settings_error=settings_error,
-        around=_surroundings(options, machine, gpus, load),
+        around=_surroundings(options, machine, gpus, load, instance),
+        instance=instance,
         simulated=machine.simulated,
         simulation=simulation,
     )
@@ -161,14 +179,17 @@ async def open(options: Options) -> AsyncIterator[Node]:  # noqa: A001  # reads 
 
 
 def _surroundings(
-    options: Options, machine: machines.Machine, gpus: nvml_gpus.NvmlGpus, load: watch.Keeper
+    options: Options,
+    machine: machines.Machine,
+    gpus: nvml_gpus.NvmlGpus,
+    load: watch.Keeper,
+    instance: Instance,
 ) -> cycle.Surroundings:
     """Hand everything a cycle works with to it."""
-    # Counted once a start: a card that falls off the bus later must not lower what is expected.
-    kind = ec2.instance_type(machine.instance_type())
-    at_boot = max(len(pci.gpus(machine)), 0 if kind is None or kind.gpus is None else kind.gpus) or None
 
     async def with_holders(node: nodes.NodeState) -> nodes.NodeState:
+        if node.instance_type is None:
+            node = dataclasses.replace(node, instance_type=instance.known.instance_type)
         return await threads.run(lambda: holders.merge(node, machine, own_pid=os.getpid()), name="holders")
 
     return cycle.Surroundings(
@@ -181,7 +202,7 @@ def _surroundings(
         hindrance=lambda: _hindrance(options, machine),
         machine_id=lambda: real.machine_id(machine),
         any_hung=lambda: gpus.any_hung,
-        expected=lambda: at_boot,
+        expected=instance.expected,
         facts=lambda node: hosts.gather(machine, node),
         changed=lambda settings: _after_change(options, machine, settings),
         force=options.force,
@@ -229,6 +250,15 @@ def take_lock(node: Node) -> None:
     another holds it; it is released when this process ends, however it ends."""
     if node.lock is None:
         node.lock = files.Lock.take(node.machine.path("/run/gpunode/lock"))
+
+
+async def identify(node: Node) -> bool:
+    """Find out which EC2 instance this is where files do not tell it, asking the metadata service for a
+    few seconds; return whether the type is known now and was not before. For the daemon's background
+    alone: nothing waits for it, and nothing but checks uses it."""
+    before = node.instance.known
+    node.instance.known = await identity.identify(node.machine, environ=node.options.environ)
+    return before.instance_type is None and node.instance.known.instance_type is not None
 
 
 async def observe(node: Node) -> nodes.NodeState:

@@ -34,6 +34,8 @@ DRIVER_WAIT = 180.0
 """Seconds READY is held back for a driver that is not there yet."""
 REBOOT_WAIT = 300.0
 """Seconds READY is held back for a reboot that was requested."""
+AT_START = ("listen", "web_config_file", "dcgm_metrics")
+"""Settings of the sockets, which are opened once; all others are in force from the next cycle on."""
 DRIVER_CHANGED = "GPUNODE_DRIVER_CHANGED"
 """Set in the environment of a daemon that started itself anew on another driver: it observes only."""
 
@@ -51,6 +53,7 @@ class Daemon:
         self._reboot_by: float | None = None
         self._phase = snapshot.Phase.STARTING
         self._ready = False
+        self._doors: tuple[object, ...] | None = None
         self.again = False
         self.handed: tuple[int, ...] = ()
         self._sampler = sampling.Sampler(
@@ -100,6 +103,7 @@ class Daemon:
     async def _on_cycle(self, result: snapshot.Snapshot) -> None:
         self._board.publish_snapshot(result)
         self._sampler.topology_changed(result.generation)
+        self._take_up()
         log.info(
             "cycle",
             phase=result.phase.value,
@@ -113,6 +117,18 @@ class Daemon:
         self._phase = result.phase
         self._first.set()
         self._settle_ready()
+
+    def _take_up(self) -> None:
+        """Take up what of the settings in force concerns the daemon itself; say what waits for a start."""
+        settings = self._around.memory.settings
+        if settings is None:
+            return
+        self._sampler.every(settings.sample_interval)
+        doors = tuple(getattr(settings, key) for key in AT_START)
+        if self._doors is not None and doors != self._doors:
+            changed = [key.replace("_", "-") for key, a, b in zip(AT_START, self._doors, doors, strict=True) if a != b]
+            log.warning("changed settings that take effect at the next start of gpunode", keys=", ".join(changed))
+        self._doors = doors
 
     def _settle_ready(self) -> None:
         """Say READY once, unless it is still worth waiting for the driver or for a reboot."""
@@ -148,6 +164,12 @@ class Daemon:
                 self.again = True
                 return
             await asyncio.sleep(1.0)
+
+    async def _identify(self) -> None:
+        """Find out which instance this is, beside everything else; look again once that is known."""
+        if await app.identify(self._node):
+            log.info("this instance is known now", type=self._node.instance.known.instance_type)
+            self.loop.wake("identity")
 
     async def _sample(self) -> None:
         await self._first.wait()
@@ -200,6 +222,7 @@ class Daemon:
             asyncio.create_task(self.loop.run(), name="reconcile"),
             asyncio.create_task(self._sample(), name="sample"),
         ]
+        identifying = asyncio.create_task(self._identify(), name="identify")
         ended = asyncio.create_task(stopped.wait(), name="stop")
         node.gpus.on_returned = lambda _: self.loop.wake("call-returned")
         unwatch = node.gpus.watch(self._on_event)
@@ -215,6 +238,7 @@ class Daemon:
         self.loop.stop()
         await self._wind_down(tasks, serving)
         ended.cancel()
+        identifying.cancel()
         return code
 
     async def _start_left_units(self) -> None:

@@ -12,7 +12,7 @@ from agent import app, errors
 from agent.cli import node as nodes
 from agent.cli import out
 from agent.serve import render
-from agent.settings import model
+from agent.settings import model, shown
 
 
 def main(found: argparse.Namespace) -> int:
@@ -57,7 +57,8 @@ def _tell(node: app.Node, found: tuple[errors.Problem, ...], settings: model.Set
     if settings is not None:
         lines.append("sources, lowest first: " + (", ".join(settings.sources) or "none, so these are the defaults"))
         rows = [("KEY", "VALUE", "FROM")]
-        rows += [(key, _words(_value(settings, key)), str(origin)) for key, origin in settings.provenance.items()]
+        told = shown.values(settings)
+        rows += [(key, shown.words(said["value"]), str(said["from"])) for key, said in told.items()]
         lines += render.columns(rows)
     lines += [f"{problem.severity}: {problem}" for problem in problems]
     errors_found = sum(problem.is_error for problem in problems)
@@ -83,45 +84,5 @@ def document(
     if settings is not None:
         told["sources"] = list(settings.sources)
         told["digest"] = settings.digest
-        told["values"] = {
-            key: {
-                "value": _value(settings, key, secret=secret),
-                "source": origin.source,
-                "file": origin.file,
-                "line": origin.line,
-            }
-            for key, origin in settings.provenance.items()
-        }
+        told["values"] = shown.values(settings, secret=secret)
     return told
-
-
-def _value(settings: model.Settings, key: str, *, secret: bool = False) -> object:
-    """Return the value of a key as JSON can hold it; the layout is told by its kind."""
-    if key == "layout":
-        declared = settings.declaration
-        match declared:
-            case None:
-                return None
-            case model.BottlerocketDeclaration():
-                return "bottlerocket"
-            case model.LayoutDeclaration():
-                return "gpunode"
-            case model.MigPartedDeclaration():
-                return f"mig-parted:{declared.label}"
-    value = getattr(settings, key.removeprefix("gpunode.").replace("-", "_"), None)
-    if isinstance(value, tuple):
-        shown = slice(1) if secret else slice(None)
-        return [list(v.command[shown]) if isinstance(v, model.AfterChange) else v for v in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def _words(value: object) -> str:
-    match value:
-        case None:
-            return "-"
-        case bool():
-            return "true" if value else "false"
-        case list():
-            return "[" + ", ".join(_words(v) for v in value) + "]"
-        case _:
-            return str(value)

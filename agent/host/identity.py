@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agent.host import files
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 IMDS = ("http://169.254.169.254", "http://[fd00:ec2::254]")
 CACHE = "/run/gpunode/identity.json"
+_ENDPOINT = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+_OFF = "AWS_EC2_METADATA_DISABLED"
 _CLOUD_INIT = ("/run/cloud-init/instance-data.json", "/var/lib/cloud/instance/instance-data.json")
 _ANSWER_LIMIT = 64 * 1024
 
@@ -51,18 +53,29 @@ def from_files(machine: machines.Machine) -> Identity:
 
 
 async def identify(
-    machine: machines.Machine, *, endpoints: Sequence[str] = IMDS, budget: float = 5.0, connect: float = 1.0
+    machine: machines.Machine,
+    *,
+    environ: Mapping[str, str] | None = None,
+    endpoints: Sequence[str] = IMDS,
+    budget: float = 5.0,
+    connect: float = 1.0,
 ) -> Identity:
     """Return the instance's identity within `budget` seconds; never raises for what is missing.
 
     The metadata service is asked only for what files did not tell, through no proxy, and not at all
-    on a simulated machine. Its answer is kept under /run for this boot and instance.
+    on a simulated machine. `environ` may forbid it or name another endpoint, by the variables that AWS's
+    own tools know. Its answer is kept under /run for this boot and instance.
     """
+    environ = environ or {}
+    if environ.get(_ENDPOINT):
+        endpoints = (environ[_ENDPOINT].rstrip("/"),)
+    if environ.get(_OFF, "").lower() == "true":
+        endpoints = ()
     known = from_files(machine)
     if known.complete:
         return known
     known = _joined(known, _cached(machine))
-    if known.complete or machine.simulated is not None:
+    if known.complete or machine.simulated is not None or not endpoints:
         return known
     try:
         async with asyncio.timeout(budget):

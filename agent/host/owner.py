@@ -7,6 +7,7 @@
     DynamicMIG in an earlier boot, and its checkpoint still there  dra-dynamic   observes until taken over
     MIG manager process, /etc/nvidia-mig-manager, its unit,
       node label nvidia.com/mig.config                             mig-manager   observes until taken over
+    MIG manager process in an earlier boot                         mig-manager   observes until taken over
     Bottlerocket's settings cannot be read                         unknown       observes
     Bottlerocket, strategy "mig" and plugin enabled                migmanager    observes until taken over
     Bottlerocket, else, Ampere GPUs                                nobody        refuses MIG, always: a reboot loop
@@ -16,7 +17,7 @@
 
 The first line that applies decides. "Taken over" is `owner = "gpunode"` in the settings. Some owners
 show themselves only after the kubelet has started, which is after we partition; so what was seen is
-remembered under /var/lib/gpunode for the next boots of this machine.
+remembered in /var/lib/gpunode/owner.json for the next boots of this machine.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Signals:
     dra_dynamic: bool = False
     dra_remembered: bool = False
     mig_manager: str | None = None
+    mig_manager_remembered: bool = False
     bottlerocket: bool = False
     host_strategy: str | None = None
     host_enabled: bool = True
@@ -114,6 +116,14 @@ def decide(signals: Signals) -> Ownership:
             "owner-mig-manager",
             f"NVIDIA's MIG manager decides here ({signals.mig_manager})",
             f"remove the MIG manager from this node, or {_TAKE_OVER}",
+        )
+    if signals.mig_manager_remembered and not taken:
+        return Ownership(
+            "mig-manager",
+            False,
+            "owner-mig-manager",
+            "NVIDIA's MIG manager ran on this machine in an earlier boot, and starts again once the kubelet has",
+            f"remove the MIG manager from this node, then {_TAKE_OVER} or remove {MEMORY}",
         )
     if signals.bottlerocket:
         found = _on_bottlerocket(signals, taken=taken)
@@ -203,8 +213,14 @@ def gather(
     strategy, enabled, problem = _host_settings(machine, settings.bottlerocket) if bottlerocket else (None, True, None)
     memory = _Memory(machine)
     dynamic = _dra_dynamic(machine, running)
-    if remember and dynamic is not None:
-        memory.keep(dra_dynamic=dynamic)
+    manager = _mig_manager(machine, running)
+    if remember:
+        memory.keep(
+            dra_dynamic=memory.dra_dynamic if dynamic is None else dynamic,
+            # Files and labels are there at the next boot too; only a process comes late. Who takes over has
+            # looked after it, so then it is forgotten.
+            mig_manager=settings.owner != "gpunode" and (memory.mig_manager or _runs_mig_manager(running) is not None),
+        )
     return Signals(
         setting=settings.owner,
         wants_mig=wants_mig,
@@ -212,7 +228,8 @@ def gather(
         auto_mode=_label(machine, running, "eks.amazonaws.com/compute-type=auto"),
         dra_dynamic=dynamic is True,
         dra_remembered=dynamic is None and memory.dra_dynamic and machine.path(DRA_CHECKPOINT).is_dir(),
-        mig_manager=_mig_manager(machine, running),
+        mig_manager=manager,
+        mig_manager_remembered=manager is None and memory.mig_manager,
         bottlerocket=bottlerocket,
         host_strategy=strategy,
         host_enabled=enabled,
@@ -250,10 +267,14 @@ def _dra_dynamic(machine: machines.Machine, running: Mapping[str, list[int]]) ->
     return any(processes.arguments_mention(machine, pid, "DynamicMIG=true") for pid in plugins)
 
 
+def _runs_mig_manager(running: Mapping[str, list[int]]) -> str | None:
+    return next((name for name in _MIG_MANAGERS if name in running), None)
+
+
 def _mig_manager(machine: machines.Machine, running: Mapping[str, list[int]]) -> str | None:
-    for name in _MIG_MANAGERS:
-        if name in running:
-            return f"process {name}"
+    name = _runs_mig_manager(running)
+    if name is not None:
+        return f"process {name}"
     if machine.path(MIG_MANAGER_FOLDER).is_dir():
         return f"{MIG_MANAGER_FOLDER} is there"
     for folder in _UNIT_FOLDERS:
@@ -317,19 +338,22 @@ class _Memory:
         self._path = machine.path(MEMORY)
         self._machine_id = real.machine_id(machine)
         self.dra_dynamic = False
+        self.mig_manager = False
         try:
             document = json.loads(files.read_bounded(self._path))
-            self.dra_dynamic = document["machine"] == self._machine_id and bool(document["dra-dynamic"])
+            ours = document["machine"] == self._machine_id
+            self.dra_dynamic = ours and bool(document["dra-dynamic"])
+            self.mig_manager = ours and bool(document.get("mig-manager", False))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("what was seen of other owners cannot be read", file=MEMORY, cause=str(error))
 
-    def keep(self, *, dra_dynamic: bool) -> None:
-        if dra_dynamic is self.dra_dynamic:
+    def keep(self, *, dra_dynamic: bool, mig_manager: bool) -> None:
+        if (dra_dynamic, mig_manager) == (self.dra_dynamic, self.mig_manager):
             return
-        self.dra_dynamic = dra_dynamic
-        document = {"machine": self._machine_id, "dra-dynamic": dra_dynamic}
+        self.dra_dynamic, self.mig_manager = dra_dynamic, mig_manager
+        document = {"machine": self._machine_id, "dra-dynamic": dra_dynamic, "mig-manager": mig_manager}
         try:
             files.write_atomic(self._path, (json.dumps(document) + "\n").encode())
         except OSError as error:

@@ -26,7 +26,7 @@ from agent.mig import node as nodes
 from agent.mig import plan as plans
 from agent.reconcile import apply, reboots, snapshot
 from agent.reconcile import gpus as doors
-from agent.settings import model, resolve
+from agent.settings import model, resolve, shown
 
 PASSES = 4
 """How often a cycle plans again after acting: mode, then profiles told only with MIG on, then a spare."""
@@ -224,6 +224,8 @@ async def run_cycle(
     for problem in seen.problems:
         log.debug("settings warning", problem=problem)
     hindrance = _hindrance(around, settings, seen, intent)
+    if hindrance is None and not view.valid:
+        hindrance = ("settings-invalid", "the newest settings cannot be used: nothing is changed until they can")
     outcome: snapshot.Outcome | None = None
     if hindrance is None:
         outcome, seen = await _act(around, settings, seen, base, view, stop)
@@ -282,6 +284,7 @@ async def _settings(
             valid=False,
             declared=good is not None and good.declaration is not None,
             problems=cause.problems,
+            values={} if good is None else shown.values(good, secret=True),
         )
         return good, view, reasons
     memory.settings = settings
@@ -295,6 +298,7 @@ def _view(settings: model.Settings) -> snapshot.SettingsView:
         valid=True,
         declared=settings.declaration is not None,
         problems=settings.problems,
+        values=shown.values(settings, secret=True),
     )
 
 

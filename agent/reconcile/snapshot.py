@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 
 from agent import errors
 from agent.host import facts as hosts
@@ -66,13 +67,15 @@ class Outcome:
 @dataclasses.dataclass(frozen=True, slots=True)
 class SettingsView:
     """The settings a cycle worked with, as far as readers need them: where they came from, their
-    digest, and whether the newest documents were good."""
+    digest, and whether the newest documents were good. `values` tells for each key its value and where
+    that came from (`agent.settings.shown`)."""
 
     sources: tuple[str, ...] = ()
     digest: str = ""
     valid: bool = True
     declared: bool = False
     problems: tuple[errors.Problem, ...] = ()
+    values: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
 
 
 HISTORY_LENGTH = 50

@@ -98,6 +98,12 @@ class Sampler:
         self._first_seen = counters.FirstSeen(clock)
         self.xids = xid.Ledger()
 
+    def every(self, interval: float) -> None:
+        """Sample each `interval` seconds from now on."""
+        if interval != self._interval:
+            self._interval = interval
+            self._wake.set()
+
     async def run(self) -> None:
         """Sample until cancelled."""
         try:

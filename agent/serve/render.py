@@ -20,6 +20,7 @@ from agent.mig import node as nodes
 from agent.mig import plan as plans
 from agent.reconcile import snapshot as snapshots
 from agent.serve import health as healths
+from agent.settings import shown
 
 Document = dict[str, Any]
 
@@ -34,7 +35,7 @@ def status_document(
 
     Shape: `simulated` (name or None), `phase`, `reasons` [{code, message, gpu}], `findings`
     [{code, severity, message, advice, gpu}], `settings`
-    {sources, digest, valid, problems}, `gpus`, and beside these `health` {live, ready, degraded},
+    {sources, digest, valid, problems, values}, `gpus`, and beside these `health` {live, ready, degraded},
     `owner`, `versions`, `instance_type`, `serving`. Memory in bytes, ratios 0 to 1, watts, Celsius.
     """
     reasons = snapshot.reasons if health is None else health.reasons
@@ -52,6 +53,7 @@ def status_document(
             "valid": snapshot.settings.valid,
             "declared": snapshot.settings.declared,
             "problems": [problem_document(p) for p in snapshot.settings.problems],
+            "values": {key: dict(said) for key, said in snapshot.settings.values.items()},
         },
         "owner": snapshot.owner,
         "instance_type": None if node is None else node.instance_type,
@@ -460,6 +462,11 @@ def _head(snapshot: snapshots.Snapshot, health: healths.Health | None) -> list[s
         lines.append(source + ("" if snapshot.settings.declared else " (no layout declared)"))
     else:
         lines.append("settings: the defaults, no layout declared")
+    lines += [
+        f"  {key} = {shown.words(said['value'])}, from {said['from']}"
+        for key, said in snapshot.settings.values.items()
+        if said["source"] != "default"
+    ]
     if snapshot.owner not in ("gpunode", ""):
         lines.append(f"the layout belongs to {snapshot.owner}; gpunode observes")
     reasons = snapshot.reasons if health is None else health.reasons

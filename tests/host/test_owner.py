@@ -212,6 +212,23 @@ class TestMigManager:
         assert decide(host)[1]
 
 
+    def test_one_that_comes_after_the_kubelet_is_remembered_over_a_boot(self, host: hosts.Host) -> None:
+        host.write("/etc/machine-id", "m1\n")
+        host.process(500, "nvidia-mig-manager")
+        assert not decide(host)[1]
+        host.process(500, "x")  # rebooted: the kubelet has not started its pod yet
+        found = owner.decide(owner.gather(host.machine, AUTO, hopper()))
+        assert (found.owner, found.may_write, found.code) == ("mig-manager", False, "owner-mig-manager")
+        assert owner.MEMORY in str(found.takeover)
+        assert decide(host, TAKEN)[1]
+        assert decide(host)[1], "who took over once need not say so for ever"
+
+    def test_another_machines_memory_of_it_does_not_count(self, host: hosts.Host) -> None:
+        host.write("/etc/machine-id", "m2\n")
+        host.write(owner.MEMORY, json.dumps({"machine": "m1", "dra-dynamic": False, "mig-manager": True}))
+        assert decide(host)[1]
+
+
 class TestEcs:
     @pytest.mark.parametrize("kind", ["config", "unit", "active"])
     def test_each_signal(self, host: hosts.Host, kind: str) -> None:
