@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from agent import log
 from agent.host import ec2, ecs, files, owner, pods, processes
 from agent.host import holders as gpu_holders
 from agent.host import machine as machines
@@ -26,6 +27,7 @@ BOTTLEROCKET_PLUGIN = "/etc/nvidia-k8s-device-plugin/settings.yaml"
 OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
 
 _PLUGIN_PROCESS = "nvidia-device-p"  # nvidia-device-plugin, as far as the kernel keeps a name
+_KUBELET = "kubelet"
 _DRA_PROCESS = "gpu-kubelet-plu"
 _MPS_PROCESS = "nvidia-cuda-mps"
 _DEVICE = re.compile(r"""(?<![A-Za-z])["']?name["']?\s*:\s*["']?([^"',\s}]+)""")
@@ -95,15 +97,28 @@ class HostFacts:
 
 def gather(machine: machines.Machine, node: nodes.NodeState, *, deadline: float = 2.0) -> HostFacts:
     """Look at the host around `node`. Blocks for files, a walk over /proc and, where the kubelet has its
-    socket, one question to it of at most `deadline` seconds: call it in a thread. Raises nothing."""
+    socket, one question to it of at most `deadline` seconds: call it in a thread. Raises nothing: what
+    cannot be looked at is logged, and nothing is known."""
+    try:
+        return _gather(machine, node, deadline)
+    except OSError as cause:
+        log.warning("the surroundings of the GPUs cannot be looked at", cause=str(cause))
+        return HostFacts(instance_type=ec2.instance_type(node.instance_type))
+
+
+def _gather(machine: machines.Machine, node: nodes.NodeState, deadline: float) -> HostFacts:
     running = _running(machine)
+    # A socket outlives a process that was killed; where processes of the host can be seen they decide.
+    sees = _KUBELET in running
+    plugin_gone = sees and _PLUGIN_PROCESS not in running
+    dra_gone = sees and _DRA_PROCESS not in running
     kind = ec2.instance_type(node.instance_type or machine.instance_type())
     release = owner.os_release(machine)
     on_ecs = owner.ecs_node(machine, release)
     strategy, source, slicing = plugin_settings(machine)
-    sockets = _plugin_sockets(machine)
+    sockets = [] if plugin_gone else _plugin_sockets(machine)
     allocatable, problem = _allocatable(machine, deadline)
-    dra = machine.path(DRA_SOCKET)
+    dra_since = None if dra_gone else _modified(machine.path(DRA_SOCKET))
     return HostFacts(
         instance_type=kind,
         bottlerocket=release.get("VERSION_ID", "") if release.get("ID") == "bottlerocket" else None,
@@ -120,8 +135,8 @@ def gather(machine: machines.Machine, node: nodes.NodeState, *, deadline: float 
         plugins=running.get(_PLUGIN_PROCESS, 0),
         plugin_sockets=tuple(path.name for path in sockets),
         plugin_since=max((t for path in sockets if (t := _modified(path)) is not None), default=None),
-        dra=_DRA_PROCESS in running or _modified(dra) is not None,
-        dra_since=_modified(dra),
+        dra=_DRA_PROCESS in running or dra_since is not None,
+        dra_since=dra_since,
         strategy=strategy,
         strategy_source=source,
         time_slicing=slicing,

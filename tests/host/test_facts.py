@@ -45,6 +45,25 @@ def test_processes_sockets_and_settings(host: hosts.Host) -> None:
     assert seen.time_slicing == facts.BOTTLEROCKET_PLUGIN
 
 
+def test_a_socket_whose_process_is_gone_is_nobody(host: hosts.Host) -> None:
+    host.write("/var/lib/kubelet/device-plugins/nvidia-gpu.sock", "")
+    host.write(facts.DRA_SOCKET, "")
+    assert look(host).plugin_sockets
+    assert look(host).dra, "without a view of processes the sockets are believed"
+    host.process(9, "kubelet")
+    seen = look(host)
+    assert (seen.plugin_sockets, seen.plugin_since, seen.dra, seen.dra_since) == ((), None, False, None)
+
+
+def test_a_host_that_cannot_be_looked_at_is_no_failure(host: hosts.Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(facts, "plugin_settings", broken)
+    node = dataclasses.replace(hosts.node(), instance_type="p4d.24xlarge")
+    assert facts.gather(host.machine, node) == facts.HostFacts(instance_type=ec2.instance_type("p4d.24xlarge"))
+
+
 def test_the_strategy_comes_from_labels_where_the_plugin_has_no_file(host: hosts.Host) -> None:
     host.write(
         facts.GFD_LABELS, "nvidia.com/mig.strategy=mixed\nnvidia.com/gpu.sharing-strategy=time-slicing\nno label\n"
