@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from agent import findings, measures
+from agent import findings, measures, threads
 from agent.host import ec2, facts
 from agent.mig import layout, node
+from agent.nvml import gpus, session
 from agent.reconcile import snapshot
 from agent.serve import board, health, render
+from agent.sim import node as simulated
+from agent.sim import tables
 from tests.mig import parts
 
 OFF = node.ModeState(current=False, pending=False)
@@ -386,6 +389,9 @@ def test_the_board_finds_once_a_snapshot_and_by_each_sample() -> None:
         measures.Sample(taken=1.0, generation=0, nvml_up=True, gpus=(gpu_sample(fabric_state="in_progress"),))
     )
     assert [f.code for f in hung.findings] == ["time-slicing-with-mig", "fabric-incomplete"]
+    applying = dataclasses.replace(snapshot_of(state(UNIFORM), None), phase=snapshot.Phase.APPLYING)
+    hung.publish_snapshot(applying)
+    assert [f.code for f in hung.findings] == ["time-slicing-with-mig", "fabric-incomplete"], "kept meanwhile"
     verdict = health.judge(hung.snapshot, hung.sample, now=1.0, loop_turned=1.0, noticed=hung.findings)
     assert verdict.codes == ("fabric",), "it has a reason of its own, which also means not ready"
 
@@ -393,3 +399,19 @@ def test_the_board_finds_once_a_snapshot_and_by_each_sample() -> None:
 def test_every_code_is_told_of_in_a_case_here() -> None:
     told = {case.values[0] for case in FOUND} | {"whole-despite-layout", "fabric-incomplete", "persistence-off"}
     assert told == set(findings.CODES)
+
+
+FAMILIES = {kind.family: name for name, kind in tables.instance_types().items() if kind.count is not None}
+
+
+@pytest.mark.parametrize("name", FAMILIES.values(), ids=FAMILIES.keys())
+async def test_a_fresh_node_of_every_family_is_in_order(name: str) -> None:
+    opened = simulated.open_node(name)
+    door = gpus.NvmlGpus(session.Session(opened.library, root=opened.machine.root), machine=opened.machine)
+    try:
+        seen_now = await door.observe()
+        around = await threads.run(lambda: facts.gather(opened.machine, seen_now))
+        assert findings.find(seen_now, around) == ()
+    finally:
+        await door.close()
+        opened.close()

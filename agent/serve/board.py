@@ -35,7 +35,9 @@ class Board:
     def publish_snapshot(self, snapshot: snapshots.Snapshot) -> None:
         """Hang up a new snapshot."""
         self.snapshot = snapshot
-        self.advertised, self._lasting = looked_at(snapshot)
+        self.advertised, lasting = looked_at(snapshot)
+        if snapshot.facts is not None or snapshot.node is None:
+            self._lasting = lasting  # else nobody looked at the host, as while steps are carried out
         self.tally.note(snapshot)
         self._changed()
 
