@@ -67,7 +67,8 @@ class Holder:
 
 @dataclasses.dataclass(slots=True)
 class Gpu:
-    """One GPU; `gone`: it has left the bus, as if it had been pulled. `energy_mj` and `activity_seconds` are what ended processes have added up."""
+    """One GPU. `gone`: it has left the bus, as if it had been pulled out. `energy_mj` and `activity_seconds`
+    are what ended processes have added up."""
 
     mig: bool = False
     pending: bool = False

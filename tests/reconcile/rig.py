@@ -100,6 +100,15 @@ class Rig:
                     return
                 await asyncio.sleep(0.0005)
 
+    async def unhung(self) -> None:
+        """Wait until every overdue call has come back."""
+        back = asyncio.Event()
+        self.gpus.on_returned = lambda _: back.set()
+        async with asyncio.timeout(20):
+            while self.gpus.any_hung:
+                await back.wait()
+                back.clear()
+
     def patient(self) -> None:
         """From now on calls have all the time they need, in this same process."""
         self.gpus._lanes._read, self.gpus._lanes._change = 30.0, 60.0

@@ -355,15 +355,8 @@ async def test_a_hung_gpu_stops_nobody_else_and_comes_back(make: Make) -> None:
     (failure,) = result.outcome.failures
     assert not failure.rolled_back
     rig.sim.release(order)
-    while rig.gpus.any_hung:
-        await _turn()
+    await rig.unhung()
     assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
-
-
-async def _turn() -> None:
-    import asyncio
-
-    await asyncio.sleep(0.005)
 
 
 async def test_a_stop_ends_between_steps_and_the_next_cycle_finishes(make: Make) -> None:

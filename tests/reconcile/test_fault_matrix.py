@@ -156,10 +156,7 @@ async def _hanging(directory: Path, spots: Iterable[str] | None) -> int:
             elif result.phase is snapshot.Phase.CONVERGED:
                 assert case.rig.truth() == case.after, name
             case.rig.sim.release(order)  # the call completes now, and has its effect
-            until = time.monotonic() + PATIENCE
-            while case.rig.gpus.any_hung:
-                assert time.monotonic() < until, name
-                await asyncio.sleep(0.002)
+            await case.rig.unhung()
             case.rig.patient()
             await again(case, name)
             cases += 1
