@@ -125,6 +125,7 @@ def _document(verdict: fit.Verdict) -> render.Document:
         "fits": verdict.fits,
         "strategy": verdict.strategy,
         "reasons": list(verdict.reasons),
+        "change": verdict.change or None,
         "warnings": list(verdict.warnings),
     }
 
@@ -136,5 +137,7 @@ def _table(verdicts: tuple[fit.Verdict, ...], simulated: str | None) -> str:
         lines.append(f"{verdict.kind} {verdict.name} ({verdict.file}), {verdict.strategy}: {answer}")
         where = f"line {verdict.line}: " if verdict.line and not verdict.fits else ""
         lines += [f"  {where}{reason}" for reason in verdict.reasons]
+        if verdict.change:
+            lines.append(f"  to change: {verdict.change}")
         lines += [f"  warning: {warning}" for warning in verdict.warnings]
     return "\n".join(lines)

@@ -40,13 +40,14 @@ class Device:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
     """Whether the claim can be allocated, on which devices (names), and why not. `unreadable` marks
-    an expression that is not CEL at all."""
+    an expression that is not CEL at all; `change` says what to do about a refusal."""
 
     fits: bool
     devices: tuple[str, ...] = ()
     reason: str = ""
     line: int | None = None
     unreadable: bool = False
+    change: str = ""
 
 
 def decide(claim: read.Claim, devices: Sequence[Device]) -> Decision:
@@ -99,7 +100,7 @@ def _decide(claim: read.Claim, devices: Sequence[Device], known: dict[read.Reque
     values = [_values(c, claim, candidates, devices) for c in matches]
     for constraint, possible in zip(matches, values, strict=True):
         if not possible:
-            return Decision(fits=False, line=constraint.line, reason=_no_value(claim, constraint, candidates, devices))
+            return _apart(claim, constraint, candidates, devices)
     for chosen in itertools.product(*values):
         narrowed = _narrow(claim, candidates, devices, list(zip(matches, chosen, strict=True)))
         if any(not rest for rest in narrowed):
@@ -108,8 +109,7 @@ def _decide(claim: read.Claim, devices: Sequence[Device], known: dict[read.Reque
         if answer is not None:
             return Decision(fits=True, devices=tuple(devices[i].name for i in answer))
     if matches:
-        constraint = matches[0]
-        return Decision(fits=False, line=constraint.line, reason=_no_value(claim, constraint, candidates, devices))
+        return _apart(claim, matches[0], candidates, devices)
     if distinct:
         return Decision(
             fits=False,
@@ -180,7 +180,10 @@ def _too_few(request: read.Request, found: list[int], devices: Sequence[Device])
         wanted = "all" if request.count is None else str(request.count)
         have = f"1 {noun}{which} is" if len(found) == 1 else f"{len(found)} {noun}s{which} are"
         reason = f"request {request.name} wants {wanted} and {have} free"
-    return Decision(fits=False, line=line, reason=f"{reason} (free on this node: {there})")
+    change = f"ask for what is free, or split the GPUs so that there is a {profile}" if profile else ""
+    if found and request.count is not None:
+        change = f"ask for at most {len(found)}"
+    return Decision(fits=False, line=line, reason=f"{reason} (free on this node: {there})", change=change)
 
 
 def _census(devices: Sequence[Device], kind: str) -> str:
@@ -311,4 +314,15 @@ def _no_value(
     return (
         f"no single value of {constraint.attribute} has devices for {' and '.join(names)} together; "
         f"the best, {best[0]}, has {have} (before sharing)"
+    )
+
+
+def _apart(
+    claim: read.Claim, constraint: read.Constraint, candidates: list[list[int]], devices: Sequence[Device]
+) -> Decision:
+    change = "remove the constraint, or give one GPU all that is asked for together"
+    if not constraint.attribute.endswith("/parentUUID"):
+        change = "remove the constraint, or ask for devices that agree in it"
+    return Decision(
+        fits=False, line=constraint.line, reason=_no_value(claim, constraint, candidates, devices), change=change
     )

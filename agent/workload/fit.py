@@ -36,7 +36,8 @@ class Offer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """One workload under one strategy. `line` is the line that decides, where known."""
+    """One workload under one strategy. `line` is the line that decides, where known; `change` what to
+    change so that it fits, "" where the reason says it."""
 
     file: str
     kind: str
@@ -47,6 +48,7 @@ class Verdict:
     warnings: tuple[str, ...] = ()
     line: int | None = None
     unreadable: bool = False
+    change: str = ""
 
 
 def judge(
@@ -125,11 +127,15 @@ class _Plugin:
                 workload,
                 reasons=(f"the device plugin refuses strategy {self._strategy} on this node: {self._why}",),
                 line=lines[first],
+                change="set the plugin to another strategy, or the layout to one that this strategy takes",
             )
         for resource, count in wants.items():
             if not self._advertised.get(resource):
                 return self._verdict(
-                    workload, reasons=(self._not_there(resource), "the pod stays Pending"), line=lines[resource]
+                    workload,
+                    reasons=(self._not_there(resource), "the pod stays Pending"),
+                    line=lines[resource],
+                    change=self._instead(resource),
                 )
             if self._left[resource] < count:
                 have, total = self._left[resource], self._advertised[resource]
@@ -145,6 +151,7 @@ class _Plugin:
                         "the pod stays Pending",
                     ),
                     line=lines[resource],
+                    change=f"ask for at most {have} {resource}" if have else "use another node, or free this one",
                 )
         fitting = workload.replicas
         for resource, count in wants.items():
@@ -174,6 +181,15 @@ class _Plugin:
             sentence += " (shared resources come from time-slicing, which gpunode does not configure)"
         return sentence
 
+    def _instead(self, resource: str) -> str:
+        """Say what to ask for instead of a resource that is not there."""
+        there = [name for name, count in sorted((self._advertised or {}).items()) if count]
+        if resource.startswith("nvidia.com/mig-") and self._strategy == "none":
+            return "set the device plugin to mixed; under none no MIG device is advertised"
+        if there:
+            return f"ask for {' or '.join(there)}, or change the layout"
+        return "split the GPUs of this node first"
+
     def _warnings(self, wants: Mapping[str, int]) -> tuple[str, ...]:
         warnings = []
         for resource, count in wants.items():
@@ -194,8 +210,19 @@ class _Plugin:
         reasons: tuple[str, ...] = (),
         warnings: tuple[str, ...] = (),
         line: int | None = None,
+        change: str = "",
     ) -> Verdict:
-        return Verdict(workload.file, workload.kind, workload.name, fits, self._strategy, reasons, warnings, line)
+        return Verdict(
+            workload.file,
+            workload.kind,
+            workload.name,
+            fits,
+            self._strategy,
+            reasons,
+            warnings,
+            line,
+            change=change,
+        )
 
 
 class _Dra:
@@ -237,8 +264,9 @@ class _Dra:
                 (reason,) if resource else (),
                 () if resource else ("it asks for no GPU at all",),
                 resource.line if resource else None,
+                change="ask by a ResourceClaim of class mig.nvidia.com or gpu.nvidia.com" if resource else "",
             )
-        before = list(self._free)
+        before, allocated = list(self._free), dict(self._allocated)
         for ref in workload.claims:
             claim = self._claims.get((ref.template, ref.target))
             if claim is None:
@@ -255,7 +283,7 @@ class _Dra:
                 if not ref.template:
                     self._allocated[claim.name] = decision.fits
             if not decision.fits:
-                self._free = before
+                self._free, self._allocated = before, allocated
                 return self._verdict(workload, decision)
         return self._verdict(workload, dra.Decision(fits=True))
 
@@ -278,6 +306,7 @@ class _Dra:
             (),
             decision.line,
             decision.unreadable,
+            decision.change,
         )
 
 
@@ -319,7 +348,10 @@ class _Ecs:
         if total > self._left:
             taken = f", {self._offer.gpus - self._left} taken by {', '.join(self._taken)}" if self._taken else ""
             reason = f"asks for {_plural(total, 'GPU')}, the instance has {self._offer.gpus}{taken}"
-            return self._verdict(workload, reason=reason, line=line)
+            change = (
+                f"ask for at most {self._left}, or use a type with more GPUs" if self._left else "use another instance"
+            )
+            return self._verdict(workload, reason=reason, line=line, change=change)
         shared = self._place(workload.shares, self._left - total)
         if isinstance(shared, str):
             return self._verdict(workload, reason=shared, line=workload.shares[0].line)
@@ -382,6 +414,7 @@ class _Ecs:
         reason: str = "",
         warnings: tuple[str, ...] = (),
         line: int | None = None,
+        change: str = "",
     ) -> Verdict:
         reasons = (reason,) if reason else ()
-        return Verdict(workload.file, workload.kind, workload.name, fits, "ecs", reasons, warnings, line)
+        return Verdict(workload.file, workload.kind, workload.name, fits, "ecs", reasons, warnings, line, change=change)

@@ -76,6 +76,7 @@ def test_same_parent_over_eight_gpus_in_both_directions() -> None:
     assert not no.fits
     assert no.line == 17
     assert "parentUUID" in no.reason
+    assert "give one GPU all" in no.change
     assert yes.fits
     assert {name.split("-")[1] for name in yes.devices} == {"3"}
     assert spent < 5  # far above what it takes; the bench has the figure
@@ -229,3 +230,12 @@ def test_a_search_that_is_too_long_says_so_and_not_that_there_is_nothing(monkeyp
     devices = [mig(g, "1g.5gb", g) for g in range(8)]
     wanted = claim(request("a", "1g.5gb", count=8), constraints=(DIFFERENT_PARENT,))
     assert "cannot be decided" in dra.decide(wanted, devices).reason
+
+
+def test_what_to_change_about_a_claim() -> None:
+    devices = [mig(0, "2g.10gb", n) for n in range(3)]
+    assert "so that there is a 1g.5gb" in dra.decide(claim(request("a", "1g.5gb")), devices).change
+    assert dra.decide(claim(request("a", "2g.10gb", count=4)), devices).change == "ask for at most 3"
+    apart = read.Constraint(requests=(), attribute="gpu.nvidia.com/uuid", line=3)
+    told = dra.decide(claim(request("a"), request("b"), constraints=(apart,)), devices)
+    assert "devices that agree" in told.change

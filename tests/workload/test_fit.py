@@ -209,3 +209,35 @@ def test_a_claim_that_is_nowhere_is_said() -> None:
     assert not verdict.fits
     assert "elsewhere" in verdict.reasons[0]
     assert verdict.line == 5
+
+
+@pytest.mark.parametrize(
+    ("workload", "node", "strategy", "change"),
+    [
+        (pod(count=25), UNIFORM, "single", "ask for at most 24 nvidia.com/gpu"),
+        (pod(), UNIFORM, "mixed", "ask for nvidia.com/mig-2g.10gb, or change the layout"),
+        (pod("nvidia.com/mig-1g.5gb"), UNIFORM, "none", "set the device plugin to mixed"),
+        (pod("nvidia.com/mig-1g.5gb"), offer(mixed={}), "mixed", "split the GPUs"),
+        (pod(), HALF, "single", "another strategy"),
+        (pod(), PLAIN, "dra", "ResourceClaim"),
+        (task("5"), PLAIN, "ecs", "ask for at most 4"),
+    ],
+)
+def test_what_to_change_is_said(workload: read.Workload, node: fit.Offer, strategy: str, change: str) -> None:
+    assert change in one(workload, node, strategy).change
+
+
+def test_a_full_node_is_said_to_be_full() -> None:
+    verdicts = fit.judge([pod(count=4, name="a"), pod(name="b")], PLAIN, strategy="none")
+    assert "use another node" in verdicts[1].change
+    verdicts = fit.judge([task("ALL", name="a"), task("1", name="b")], PLAIN, strategy="ecs")
+    assert verdicts[1].change == "use another instance"
+
+
+def test_a_pod_that_does_not_fit_leaves_its_claims_to_others() -> None:
+    node = offer(devices=(DEVICE,))
+    both = read.Pod(
+        "p.yaml", "Pod", "p", (), claims=(read.ClaimRef("a", "c", False, 5), read.ClaimRef("b", "nowhere", False, 6))
+    )
+    verdicts = fit.judge([claims("ResourceClaim"), both, using("c", template=False, name="q")], node)
+    assert [(v.name, v.fits) for v in verdicts] == [("p", False), ("q", True)]
