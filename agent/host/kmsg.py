@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,12 +40,20 @@ class Reader:
     """Reads the kernel log from where it stopped last time.
 
     `after` is the sequence number of the last record already seen (-1: none); keep `reader.sequence`
-    to go on after a restart of the daemon in the same boot.
+    to go on after a restart of the daemon in the same boot. The kernel's own log is kept open, so that
+    a look costs what is new and not the whole log; a plain file in its place is opened each time.
     """
 
     def __init__(self, path: Path, *, after: int = -1) -> None:
         self._path = path
+        self._descriptor: int | None = None
         self.sequence = after
+
+    def close(self) -> None:
+        """Let go of the log; the next `read` opens it again."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
     def read(self) -> tuple[Xid, ...]:
         """Return the XIDs written since the last call. Never waits for new ones.
@@ -68,8 +77,11 @@ class Reader:
         return tuple(found)
 
     def _records(self) -> Iterator[str]:
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._descriptor is None:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = self._descriptor
         rest = b""
+        keep = False
         try:
             while True:
                 try:
@@ -84,8 +96,10 @@ class Reader:
                 for line in lines:
                     if line and not line.startswith(b" "):  # lines with a blank first are a record's properties
                         yield line.decode("utf-8", "replace")
+            keep = stat.S_ISCHR(os.fstat(descriptor).st_mode)
         finally:
-            os.close(descriptor)
+            if not keep:
+                self.close()
 
 
 def _xid(sequence: int, micros: int, match: re.Match[str]) -> Xid:

@@ -22,8 +22,6 @@ SLOW_EVERY = 60.0
 PATIENCE = 60.0
 """Seconds after which a visit that has not ended makes its GPU one that does not answer. The lanes
 judge single calls much earlier; this is for a visit of many calls each slow but not overdue."""
-KERNEL_LOG_EVERY = 15.0
-"""Seconds between two looks at the kernel's log, whose records are all passed over at each."""
 PAUSE_LIMIT = 30.0
 """Seconds `pause` waits for visits under way: as long as a read may take before it counts as hung."""
 
@@ -84,7 +82,6 @@ class Sampler:
         self._initializations = initializations
         self._events_up = events_up
         self._kernel_log = kernel_log
-        self._kernel_log_due = monotonic()
         self._head_start = head_start
         self._patience = patience
         self._cards: dict[str, _Card] = {}
@@ -299,9 +296,8 @@ class Sampler:
         addresses = {
             _address(card.last.pci_bus_id): card.uuid for card in self._cards.values() if card.last is not None
         }
-        if self._kernel_log is None or started < self._kernel_log_due or not addresses:
+        if self._kernel_log is None or not addresses:
             return
-        self._kernel_log_due = started + KERNEL_LOG_EVERY
         before = self._collectors.get("kernel-log")
         last = None if before is None else before.last_success
         try:

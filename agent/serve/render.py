@@ -95,7 +95,7 @@ def _gpu_document(gpu: nodes.Gpu, plan: plans.GpuPlan | None, sample: measures.G
         "activity": None if told is None else activity_document(told.activity),
         "utilization": None if told is None else told.utilization.get("gpu"),
         "power_watts": None if told is None else told.power_watts,
-        "temperature_celsius": None if told is None else told.temperatures.get("gpu"),
+        "temperature_celsius": None if told is None else told.temperatures.get("core"),
         "in_use": [holder_document(holder) for holder in gpu.holders],
         "gpu_instances": [
             _instance_document(instance, instances.get(instance.id))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import tty
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,32 @@ def test_the_real_kernel_log_ends(tmp_path: Path) -> None:
     except OSError:
         pytest.skip("/dev/kmsg is not readable here")
     assert reader.sequence >= -1
+
+
+def test_a_device_stays_open_and_brings_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal stands where the kernel's log stands: a device that says "nothing yet" when it is empty."""
+    writer, kept = os.openpty()
+    tty.setraw(kept)
+    opened = []
+    really = os.open
+
+    def counted(path: Path, flags: int) -> int:
+        opened.append(path)
+        return really(path, flags)
+
+    monkeypatch.setattr(os, "open", counted)
+    reader = kmsg.Reader(Path(os.ttyname(kept)))
+    try:
+        assert reader.read() == ()
+        os.write(writer, b"4,7,1000000,-;NVRM: Xid (PCI:0000:10:1c): 79, pid=1\n")
+        assert [(x.sequence, x.xid) for x in reader.read()] == [(7, 79)]
+        os.write(writer, b"4,8,2000000,-;NVRM: Xid (PCI:0000:10:1c): 94, pid=1\n")
+        assert [(x.sequence, x.xid) for x in reader.read()] == [(8, 94)]
+        assert len(opened) == 1
+        reader.close()
+        assert reader.read() == ()
+        assert len(opened) == 2
+    finally:
+        reader.close()
+        os.close(writer)
+        os.close(kept)
