@@ -5,7 +5,7 @@ import sys
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
-    from agent.cli import parser
+    import agent.cli.parser as parser  # noqa: PLR0402  # mypy takes the short form for a missing attribute
 
     sys.exit(parser.run(sys.argv[1:]))
 
