@@ -5,7 +5,7 @@ import sys
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
-    import agent.cli.parser as parser  # noqa: PLR0402  # mypy takes the short form for a missing attribute
+    import agent.cli.parser as parser  # mypy takes the short form for a missing attribute
 
     sys.exit(parser.run(sys.argv[1:]))
 
