@@ -1,4 +1,4 @@
-"""Which NVIDIA GPUs are on the PCI bus, whether the driver knows them or not."""
+"""Which NVIDIA GPUs are on the PCI bus, whether the driver knows them or not, and whether switches join them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from agent.host import machine as machines
 
 _VENDOR = "0x10de"
 _CLASSES = ("0x0300", "0x0302")
+_BRIDGE = "0x0680"
 
 
 def gpus(machine: machines.Machine) -> tuple[str, ...]:
@@ -27,3 +28,19 @@ def gpus(machine: machines.Machine) -> tuple[str, ...]:
         if vendor == _VENDOR and kind[:6] in _CLASSES and not (device / "physfn").exists():
             found.append(device.name)
     return tuple(found)
+
+
+def switched(machine: machines.Machine) -> bool:
+    """Whether NVSwitches are on the bus: then the GPUs of this machine share one fabric, and a reset of one
+    is felt by its peers."""
+    try:
+        devices = list(machine.path("/sys/bus/pci/devices").iterdir())
+    except OSError:
+        return False
+    for device in devices:
+        try:
+            if (device / "vendor").read_text().strip() == _VENDOR and (device / "class").read_text()[:6] == _BRIDGE:
+                return True
+        except OSError:
+            continue
+    return False

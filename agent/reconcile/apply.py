@@ -93,7 +93,10 @@ async def apply(
             works.append(_Work(gpu=gpu, steps=list(gpu_plan.steps)))
     await asyncio.gather(*(_run(work, gpus, order) for work in works))
     waiting = [work for work in works if work.wants_reset]
-    if waiting:
+    if waiting and order.stop():
+        for work in waiting:
+            work.stopped, work.wants_reset = True, False
+    elif waiting:
         await _reset(waiting, gpus, units, order)
         await asyncio.gather(
             *(_run(work, gpus, order) for work in waiting if work.failure is None and not work.stopped)

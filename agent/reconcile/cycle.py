@@ -19,7 +19,7 @@ from typing import Any
 
 from agent import errors, log, threads
 from agent.host import facts as hosts
-from agent.host import files
+from agent.host import files, pci
 from agent.host import machine as machines
 from agent.mig import layout as layouts
 from agent.mig import node as nodes
@@ -128,12 +128,19 @@ def digest(layout: layouts.Layout) -> str:
     return hashlib.sha256(repr(sorted(bare, key=lambda g: g.uuid)).encode()).hexdigest()[:16]
 
 
-def policy(settings: model.Settings, node: nodes.NodeState, *, force: bool, any_hung: bool) -> plans.Policy:
-    """Return what a plan may do under these settings on a node in this state."""
+def policy(
+    settings: model.Settings, node: nodes.NodeState, *, force: bool, any_hung: bool = False, switched: bool = False
+) -> plans.Policy:
+    """Return what a plan may do under these settings on a node in this state.
+
+    A reboot ends whatever runs on any GPU; a reset of one GPU is felt by all that NVSwitches (`switched`)
+    join with it. Neither is allowed while somebody uses one of those.
+    """
     quiet = node.serving is None or settings.live_mode_change
+    busy = any(plans.users(gpu.in_use, force=force) for gpu in node.gpus)
     return plans.Policy(
-        reset="reset" in settings.mode_change and quiet and not any_hung,
-        reboot="reboot" in settings.mode_change and quiet,
+        reset="reset" in settings.mode_change and quiet and not any_hung and not (switched and busy),
+        reboot="reboot" in settings.mode_change and quiet and not busy,
         force=force,
         disable_unlisted=settings.unlisted_gpus == "disable",
     )
@@ -145,7 +152,11 @@ async def look(around: Surroundings, settings: model.Settings) -> Look:
     remembered = _remembered_indexes(around.machine)
     found = resolve.resolve(settings, node, remembered=remembered, expected=around.expected())
     ownership = around.ownership(settings, node, found.layout)
-    plan = plans.compute(found.layout, node, policy(settings, node, force=around.force, any_hung=around.any_hung()))
+    plan = plans.compute(
+        found.layout,
+        node,
+        policy(settings, node, force=around.force, any_hung=around.any_hung(), switched=pci.switched(around.machine)),
+    )
     if found.blocked:
         plan = dataclasses.replace(
             plan,
@@ -198,7 +209,11 @@ async def run_cycle(
             writes=False,
         )
     try:
-        seen = seen or await look(around, settings)
+        if seen is None:
+            settings, view, more, seen = await _look(around, settings, view)
+            reasons += more
+        if view.valid:
+            memory.settings = settings
     except errors.SettingsError as cause:
         view = dataclasses.replace(view, valid=False, problems=(*view.problems, *cause.problems))
         reasons += tuple(snapshot.Reason("settings-invalid", str(p)) for p in cause.problems if p.is_error)
@@ -214,6 +229,8 @@ async def run_cycle(
             writes=False,
         )
     except errors.DriverError as cause:
+        # Without GPUs nobody can tell whether these settings are possible: they replace no good ones yet.
+        memory.settings = memory.settings or settings
         reasons += (snapshot.Reason("driver", str(cause)),)
         return _finish(
             around, base, settings=view, phase=snapshot.Phase.WAITING, reasons=reasons, driver_problem=str(cause)
@@ -266,18 +283,11 @@ async def _settings(
     around: Surroundings,
 ) -> tuple[model.Settings | None, snapshot.SettingsView, tuple[snapshot.Reason, ...]]:
     """Load the settings, or fall back on the last good ones and say so."""
-    memory = around.memory
     try:
         settings = await _load(around)
     except errors.SettingsError as cause:
-        good = memory.settings
-        reasons = tuple(snapshot.Reason("settings-invalid", str(p)) for p in cause.problems if p.is_error)
-        for problem in cause.problems:
-            if problem.is_error:
-                log.error(
-                    "settings invalid, the last good ones stay in force" if good else "settings invalid",
-                    problem=problem,
-                )
+        good = around.memory.settings
+        reasons = _complaints(cause, kept=good is not None)
         view = snapshot.SettingsView(
             sources=() if good is None else good.sources,
             digest="" if good is None else good.digest,
@@ -287,8 +297,35 @@ async def _settings(
             values={} if good is None else shown.values(good, secret=True),
         )
         return good, view, reasons
-    memory.settings = settings
     return settings, _view(settings), ()
+
+
+async def _look(
+    around: Surroundings, settings: model.Settings, view: snapshot.SettingsView
+) -> tuple[model.Settings, snapshot.SettingsView, tuple[snapshot.Reason, ...], Look]:
+    """Look with these settings; where they are impossible on this node, with the last good ones, and say
+    so. Returns the settings looked with, their view and what there is to say. Raises like `look`."""
+    try:
+        return settings, view, (), await look(around, settings)
+    except errors.SettingsError as cause:
+        good = around.memory.settings
+        if good is None or good.digest == settings.digest:
+            raise
+        try:
+            seen = await look(around, good)
+        except errors.SettingsError:  # a card has gone since: what is asked for now is what to tell of
+            raise cause from None
+        problems = (*view.problems, *cause.problems)
+        view = dataclasses.replace(_view(good), valid=False, problems=problems)
+        return good, view, _complaints(cause, kept=True), seen
+
+
+def _complaints(cause: errors.SettingsError, *, kept: bool) -> tuple[snapshot.Reason, ...]:
+    """Log what is wrong with the newest settings, and return it as reasons."""
+    found = [problem for problem in cause.problems if problem.is_error]
+    for problem in found:
+        log.error("settings invalid, the last good ones stay in force" if kept else "settings invalid", problem=problem)
+    return tuple(snapshot.Reason("settings-invalid", str(problem)) for problem in found)
 
 
 def _view(settings: model.Settings) -> snapshot.SettingsView:
@@ -472,19 +509,21 @@ def _judge(
         reasons.append(snapshot.Reason(hindrance[0], hindrance[1]))
     if hindrance is None and intent is not Intent.LOOK:
         pending = _pending(seen)
-        if pending and policy(settings, seen.node, force=False, any_hung=False).reboot:
+        if pending and policy(settings, seen.node, force=around.force).reboot:
             phase, reason = _reboot(around, seen)
             return phase, (*reasons, reason)
         if pending and not (outcome is not None and outcome.failures):
             numbers = ", ".join(str(indexes[uuid]) for uuid in pending)
             how = "a GPU reset or a reboot" if not settings.mode_change else "a reset or reboot that is not allowed now"
-            reasons.append(
-                snapshot.Reason(
-                    "mode-pending",
-                    f"the MIG mode change of GPU {numbers} waits for {how} (see mode-change)",
-                    pending[0],
-                )
-            )
+            words = f"the MIG mode change of GPU {numbers} waits for {how} (see mode-change)"
+            busy = [
+                f"{holder} on GPU {gpu.index}"
+                for gpu in seen.node.gpus
+                for holder in plans.users(gpu.in_use, force=around.force)
+            ]
+            if busy:
+                words += f"; while GPUs are in use nothing that they would feel is done: {', '.join(busy[:5])}"
+            reasons.append(snapshot.Reason("mode-pending", words, pending[0]))
     if outcome is not None and outcome.late:
         words = f"the cycle was not done after {DEADLINE:.0f} s; no further step was begun, the next cycle goes on"
         reasons.append(snapshot.Reason("cycle-deadline", words))

@@ -96,6 +96,48 @@ async def test_a_reboot_that_does_not_happen_is_asked_for_once(make: Make) -> No
     assert count_reboots(rig) == 1
 
 
+FIRST = '[[gpunode.layout]]\ngpus = [0]\ninstances = { "3g.20gb" = 2 }\n'
+
+
+async def test_while_a_peer_on_the_same_switches_is_in_use_no_gpu_is_reset(make: Make) -> None:
+    rig = make("p4d.24xlarge", BOTH + FIRST)
+    switch = rig.sim.machine.path("/sys/bus/pci/devices/0000:00:06.0")
+    switch.mkdir(parents=True)
+    (switch / "vendor").write_text("0x10de\n")
+    (switch / "class").write_text("0x068000\n")
+    pid = rig.sim.start_process(5, name="train.py")
+    result = await rig.cycle(cycle.Intent.DAEMON)
+    assert result.phase is snapshot.Phase.BLOCKED
+    assert "train.py" in " ".join(r.message for r in result.reasons if r.code == "mode-pending")
+    assert (rig.sim.driver.store.node.resets, count_reboots(rig)) == (0, 0)
+    rig.sim.stop_process(pid)
+    assert (await rig.cycle(cycle.Intent.DAEMON)).phase is snapshot.Phase.CONVERGED
+    assert rig.sim.driver.store.node.resets == 1
+
+
+async def test_without_switches_a_peer_in_use_hinders_a_reset_of_another_gpu_not(make: Make) -> None:
+    rig = make("a100.40gb:2", FIRST)
+    rig.sim.start_process(1, name="train.py")
+    assert (await rig.cycle(cycle.Intent.DAEMON)).phase is snapshot.Phase.CONVERGED
+
+
+async def test_no_reboot_while_any_gpu_is_in_use(make: Make) -> None:
+    rig = make("a100.40gb:2", REBOOT + FIRST)
+    rig.sim.start_process(1, name="train.py")
+    result = await rig.cycle(cycle.Intent.DAEMON)
+    assert result.phase is snapshot.Phase.BLOCKED
+    assert "train.py" in " ".join(r.message for r in result.reasons)
+    assert (rig.sim.reboot_requested, count_reboots(rig)) == (None, 0)
+
+
+async def test_a_stop_before_the_reset_begins_none(make: Make) -> None:
+    rig = make("p4d.24xlarge", LAYOUT)
+    result = await rig.cycle(stop=lambda: len(rig.progress) >= 8)
+    assert result.outcome.stopped
+    assert rig.sim.driver.store.node.resets == 0
+    assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
+
+
 @pytest.mark.parametrize("unit", ["kubelet.service", "ecs.service"])
 async def test_a_serving_node_is_never_rebooted_unless_told(make: Make, unit: str) -> None:
     rig = make("p4d.24xlarge", BOTH + LAYOUT)
