@@ -23,6 +23,7 @@ _CAPS_PER_GPU = 135  # capability minors of one GPU: 15 GPU instances with 8 com
 _CAPS_PER_INSTANCE = 9
 _FIRST_CAP = 3  # 1 is mig/config, 2 is mig/monitor
 _PARAMS = "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"
+_CGROUP = "0::/system.slice/simulated.service\n"
 _OS_RELEASE = 'NAME="Amazon Linux"\nID="amzn"\nVERSION_ID="2023"\nPRETTY_NAME="Amazon Linux 2023 (simulated)"\n'
 
 
@@ -148,6 +149,8 @@ class SimulatedMachine:
                 rebooted = _read(marker) not in (None, str(node.boots))
             if rebooted:
                 shutil.rmtree(self._directory / "run", ignore_errors=True)
+                for folder in (self._directory / "proc").glob("[0-9]*"):
+                    shutil.rmtree(folder, ignore_errors=True)
             if first or rebooted:
                 self._write_static(node)
                 _write(marker, str(node.boots))
@@ -180,16 +183,13 @@ class SimulatedMachine:
         )
         _write(root / "sys/module/nvidia/version", about.driver_version + "\n")
         _write(root / "proc/sys/kernel/random/boot_id", node.boot_id + "\n")
-        _write(root / "proc/cmdline", "BOOT_IMAGE=/vmlinuz root=/dev/nvme0n1p1\n")
+        _write_once(root / "proc/cmdline", "BOOT_IMAGE=/vmlinuz root=/dev/nvme0n1p1\n")
         _write(
             root / "proc/driver/nvidia/params",
             "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n",
         )
         _write(root / "etc/machine-id", uuid.uuid5(spec.NAMESPACE, f"{about.name}/machine").hex + "\n")
-        _write(
-            root / "etc/os-release",
-            'NAME="Amazon Linux"\nID="amzn"\nVERSION_ID="2023"\nPRETTY_NAME="Amazon Linux 2023 (simulated)"\n',
-        )
+        _write_once(root / "etc/os-release", _OS_RELEASE)
         ec2 = about.instance_type is not None
         _write(root / "sys/class/dmi/id/sys_vendor", "Amazon EC2\n" if ec2 else "Simulated\n")
         _write(root / "sys/class/dmi/id/product_name", (about.instance_type or about.name) + "\n")
@@ -286,7 +286,7 @@ class SimulatedMachine:
                 there.add(str(user.pid))
                 folder = proc / str(user.pid)
                 _write(folder / "comm", user.name[:15] + "\n")
-                _write(folder / "cgroup", "0::/system.slice/simulated.service\n")
+                _write(folder / "cgroup", _CGROUP)
                 _write(folder / "status", f"Name:\t{user.name[:15]}\nState:\tS (sleeping)\nPid:\t{user.pid}\n")
                 _write(folder / "stat", f"{user.pid} ({user.name[:15]}) S 1 " + " ".join(["0"] * 48) + "\n")
                 targets = ["/dev/nvidiactl", f"/dev/nvidia{index}"]
@@ -301,7 +301,8 @@ class SimulatedMachine:
                     link.unlink(missing_ok=True)
                     link.symlink_to(target)
         for folder in proc.glob("[0-9]*"):
-            if folder.name not in there:
+            # Others were put there by whoever plays another program of this host.
+            if folder.name not in there and _read(folder / "cgroup") == _CGROUP:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -323,6 +324,12 @@ def normal_address(text: str) -> str:
 
 def _users(node: state.Node) -> str:
     return json.dumps([[(u.pid, u.gpu_instance, u.compute_instance) for u in state.users(g)] for g in node.gpus])
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Write a file that whoever makes this host another one may have written already."""
+    if not path.exists():
+        _write(path, text)
 
 
 def _write(path: Path, text: str) -> None:
