@@ -93,6 +93,8 @@ def install(target: Path, arch: str) -> None:
     for pattern in ("*.pyi", "*.c", "*.pyx", "*.pxd", "*.h"):
         for path in target.rglob(pattern):
             path.unlink()
+    for path in target.rglob("_testcapi*.so"):
+        path.unlink()
     for path in [*target.rglob("tests"), *target.rglob("__pycache__")]:
         if path.is_dir():
             shutil.rmtree(path)
@@ -155,11 +157,13 @@ def put(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     path.chmod(mode)
 
 
-def at_one_time(root: Path) -> None:
-    """Give everything the times of the last commit, so that the same sources give the same package."""
+def at_one_time(root: Path) -> dict[str, str]:
+    """Give everything the time of the last commit, so that the same sources give the same package; return
+    the environment in which packing tools take it too."""
     stamp = int(os.environ.get("SOURCE_DATE_EPOCH") or run("git", "log", "-1", "--format=%ct", cwd=ROOT))
     for path in [root, *root.rglob("*")]:
         os.utime(path, (stamp, stamp), follow_symlinks=False)
+    return {"SOURCE_DATE_EPOCH": str(stamp)}
 
 
 def deb(arch: str, out: Path) -> Path:
@@ -184,10 +188,10 @@ def deb(arch: str, out: Path) -> Path:
             "sh", "-c", "find . -path ./DEBIAN -prune -o -type f -printf '%P\\0' | sort -z | xargs -0 md5sum", cwd=root
         )
         put(control / "md5sums", sums.encode())
-        at_one_time(root)
+        environ = at_one_time(root)
         result = out / f"gpunode_{version()}_{DEB_ARCH[arch]}.deb"
         out.mkdir(parents=True, exist_ok=True)
-        run("dpkg-deb", "--build", "--root-owner-group", "-Zxz", root, result)
+        run("dpkg-deb", "--build", "--root-owner-group", "-Zxz", root, result, env=environ)
     return result
 
 
@@ -197,7 +201,7 @@ def rpm(arch: str, out: Path) -> Path:
         root, top = Path(temporary) / "root", Path(temporary) / "rpmbuild"
         tree(root, arch)
         put(root / "usr/share/licenses/gpunode/NOTICE", (HERE / "deb/copyright").read_bytes())
-        at_one_time(root)
+        environ = at_one_time(root)
         run(
             "rpmbuild",
             "-bb",
@@ -207,6 +211,7 @@ def rpm(arch: str, out: Path) -> Path:
             *("--define", f"gpunode_version {version()}"),
             *("--define", f"_rpmdir {top}/out"),
             HERE / "rpm/gpunode.spec",
+            env=environ,
         )
         (built,) = top.glob("out/*/*.rpm")
         out.mkdir(parents=True, exist_ok=True)
