@@ -28,7 +28,7 @@ from agent.serve import server
 from agent.settings import source, watch
 
 DEFAULT_LISTEN = ("127.0.0.1:19400",)
-STOP_WITHIN = 2.5
+STOP_WITHIN = 1.8
 """Seconds until the process ends whatever hangs; the promise is 3."""
 DRIVER_WAIT = 180.0
 """Seconds READY is held back for a driver that is not there yet."""

@@ -21,7 +21,7 @@ from agent.sim import node as simulated
 from tests.e2e import daemons
 
 LAYOUT = '[[gpunode.layout]]\ngpus = "all"\ninstances = { "3g.40gb" = 2 }\n'
-FAST = '[gpunode]\nsample-interval = 1\n' + LAYOUT
+FAST = "[gpunode]\nsample-interval = 1\n" + LAYOUT
 REBOOT = '[gpunode]\nmode-change = ["reboot"]\n[[gpunode.layout]]\ngpus = "all"\ninstances = { "3g.20gb" = 2 }\n'
 SPEC = "h100.80gb:4"
 
@@ -166,9 +166,10 @@ def test_a_driver_that_goes_away_and_comes_back_is_waited_for(tmp_path: Path) ->
 
 def test_a_daemon_that_started_itself_anew_only_observes(tmp_path: Path) -> None:
     options = app.Options(simulate="h100.80gb:1", environ={daemon.DRIVER_CHANGED: "1"})
+
     async def job() -> tuple[str, str] | None:
         async with app.open(options) as opened:
-            return daemon.Daemon(opened)._hindrance()  # noqa: SLF001
+            return daemon.Daemon(opened)._hindrance()
 
     found = asyncio.run(job())
     assert found is not None

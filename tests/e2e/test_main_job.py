@@ -107,11 +107,11 @@ def test_new_settings_are_applied_while_it_runs(tmp_path: Path) -> None:
             time.sleep(0.1)
         settings.write_text("[[gpunode.layout]]\ngpus = [0]\ninstancs = {}\n")
         until = time.monotonic() + daemons.PATIENCE
-        while gpunode.get("/readyz").status == 200:
+        while "instancs" not in gpunode.get("/healthz").body.decode():
             assert time.monotonic() < until, gpunode.said()
             time.sleep(0.1)
+        assert gpunode.get("/readyz").status == 503
         assert gpunode.get("/livez").status == 200
-        assert "instancs" in gpunode.get("/healthz").body.decode()
         assert 'profile="2g.10gb"' in gpunode.get("/metrics").body.decode()
         assert gpunode.stop() == 0
 
