@@ -60,7 +60,7 @@ Series = dict[tuple[str, Labels], float]
 def ask(call: str, *arguments: Any) -> Any:
     """Call NVML; None for what this driver, this GPU or this mode does not offer."""
     try:
-        return getattr(pynvml, call)(*arguments)
+        return getattr(nvml, call)(*arguments)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoData):
         return None
 
