@@ -154,7 +154,8 @@ def test_the_sockets_of_systemd_are_put_where_the_next_one_looks() -> None:
     """In a child: descriptors 3 and up are this process's own business."""
     script = (
         "import os, socket; from agent import daemon; s = socket.socket(); copy = os.dup(s.fileno());"
-        "daemon.start_anew({}, (copy,), become=lambda *_: print(os.get_inheritable(3), os.fstat(3).st_ino == os.fstat(copy).st_ino))"
+        "same = lambda: os.fstat(3).st_ino == os.fstat(copy).st_ino;"
+        "daemon.start_anew({}, (copy,), become=lambda *_: print(os.get_inheritable(3), same()))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["True", "True"]

@@ -148,3 +148,22 @@ def test_a_new_kernel_module_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
     assert session.driver_changed()
     session.close()
     node.close()
+
+
+def test_a_library_that_fits_and_came_after_a_mismatch_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = simulated.open_node("h100.80gb:1")
+    old = lay(tmp_path, "usr/lib64", "535.161.07")
+    module(tmp_path, OPEN)
+    monkeypatch.setattr(pynvml, "nvmlLib", node.library)
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    session = sessions.Session(root=tmp_path)
+    session._loaded = old.resolve()  # as if this one had been loaded
+    node.fail("nvmlInit*", 18)
+    with pytest.raises(errors.DriverError, match="different versions"):
+        session.open()
+    assert not session.driver_changed()  # to start anew would end the same
+    lay(tmp_path, "usr/lib", "580.65.06")
+    assert session.driver_changed()
+    node.close()
