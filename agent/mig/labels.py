@@ -68,6 +68,7 @@ def _base(resource: str, words: Iterable[str], count: int, *, replicas: int) -> 
         f"{resource}.product": _product(words),
         f"{resource}.count": str(count),
         f"{resource}.replicas": str(replicas),
+        f"{resource}.sharing-strategy": "none",
     }
 
 

@@ -37,6 +37,7 @@ def test_a_uniform_node_under_single_is_labelled_as_its_instances_are() -> None:
         "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-2g.10gb",
         "nvidia.com/gpu.count": "24",
         "nvidia.com/gpu.replicas": "1",
+        "nvidia.com/gpu.sharing-strategy": "none",
         "nvidia.com/gpu.memory": "9984",
         "nvidia.com/gpu.multiprocessors": "28",
         "nvidia.com/gpu.slices.gi": "2",
