@@ -34,6 +34,8 @@ DRIVER_WAIT = 180.0
 """Seconds READY is held back for a driver that is not there yet."""
 REBOOT_WAIT = 300.0
 """Seconds READY is held back for a reboot that was requested."""
+GIVE_UP = 600.0
+"""Seconds after which READY is said though the first cycle has not ended: nothing holds the kubelet for ever."""
 AT_START = ("listen", "web_config_file", "dcgm_metrics")
 """Settings of the sockets, which are opened once; all others are in force from the next cycle on."""
 DRIVER_CHANGED = "GPUNODE_DRIVER_CHANGED"
@@ -51,6 +53,7 @@ class Daemon:
         self._first = asyncio.Event()
         self._ready_by = time.monotonic() + (0.0 if node.simulated else DRIVER_WAIT)
         self._reboot_by: float | None = None
+        self._give_up = time.monotonic() + GIVE_UP
         self._phase = snapshot.Phase.STARTING
         self._ready = False
         self._doors: tuple[object, ...] | None = None
@@ -135,7 +138,7 @@ class Daemon:
         now = time.monotonic()
         if self._phase is snapshot.Phase.REBOOT_PENDING and self._reboot_by is None:
             self._reboot_by = now + REBOOT_WAIT
-        if self._ready or not self._first.is_set():
+        if self._ready or (not self._first.is_set() and now < self._give_up):
             return
         if self._phase is snapshot.Phase.WAITING and now < self._ready_by:
             return

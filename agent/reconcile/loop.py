@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 
@@ -46,6 +47,7 @@ class Loop:
         self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failures = 0
+        self._last: snapshot.Snapshot | None = None
         self.stopping = False
 
     def wake(self, reason: str) -> None:
@@ -78,16 +80,28 @@ class Loop:
                 result = await cycle.run_cycle(
                     self._around, intent=cycle.Intent.DAEMON, trigger=trigger, stop=lambda: self.stopping
                 )
-            except errors.GpunodeError as cause:
+            except Exception as cause:  # noqa: BLE001  # see below
                 # Nothing in a cycle should get here; a daemon that ends is worse than one that says so.
-                log.error("the cycle failed", cause=cause)
-                self._failures += 1
-            else:
-                self._failures = 0 if result.phase in _SETTLED else self._failures + 1
-                await self._on_cycle(result)
+                log.error("the cycle failed", cause=repr(cause))
+                result = self._failed(trigger, cause)
+            self._last = result
+            self._failures = 0 if result.phase in _SETTLED else self._failures + 1
+            await self._on_cycle(result)
             if self.stopping:
                 return
             trigger = await self._wait(watched)
+
+    def _failed(self, trigger: str, cause: Exception) -> snapshot.Snapshot:
+        """Return what was known before, as the snapshot of a cycle that broke."""
+        words = str(cause) if isinstance(cause, errors.GpunodeError) else repr(cause)
+        return dataclasses.replace(
+            self._last or snapshot.Snapshot(phase=snapshot.Phase.FAILED),
+            phase=snapshot.Phase.FAILED,
+            cycle=self._around.memory.cycle,
+            trigger=trigger,
+            outcome=None,
+            reasons=(snapshot.Reason("cycle-failed", f"the enforcement cycle itself failed: {words}"),),
+        )
 
     async def _wait(self, watched: watch.Watch) -> str:
         """Wait for the next reason to run a cycle and return it."""

@@ -147,7 +147,8 @@ async def test_a_cycle_that_fails_itself_does_not_end_the_loop(make: Make) -> No
 
     rig.around = dataclasses.replace(rig.around, clock=clock)
     async with turning(rig) as turns:
-        await turns.quiet()
+        first = await turns.next()
+        assert (first.phase, [r.code for r in first.reasons]) == (snapshot.Phase.FAILED, ["cycle-failed"])
         broken = False
         turns.now += 6.0
         assert (await turns.next()).trigger == "retry"
