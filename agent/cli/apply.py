@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import signal
 import sys
@@ -84,7 +85,10 @@ def _confirmed(plan: steps.Plan, options: app.Options) -> bool:
 
 
 async def _work(node: app.Node, planned: app.Planned) -> tuple[snapshot.Snapshot, bool]:
-    """Run the cycle; return what it left, and whether a signal ended it."""
+    """Run the cycle; return what it left, and whether a signal ended it.
+
+    What cannot be printed meanwhile (a terminal that closed, a full disk) ends no step half-way.
+    """
     options = node.options
     shown = planned.plan
 
@@ -92,7 +96,8 @@ async def _work(node: app.Node, planned: app.Planned) -> tuple[snapshot.Snapshot
         # A second pass: the driver told its profiles only after MIG was on, or the node has changed.
         if next_.plan != shown and next_.node is not None:
             told = render.plan_table(next_.plan, next_.node)
-            out.table(told, options.stderr if options.output == "json" else options.stdout, options.environ)
+            with contextlib.suppress(OSError):
+                out.table(told, options.stderr if options.output == "json" else options.stdout, options.environ)
 
     node.around = dataclasses.replace(node.around, announce=announce)
     stop = asyncio.Event()
@@ -105,7 +110,8 @@ async def _work(node: app.Node, planned: app.Planned) -> tuple[snapshot.Snapshot
             again.set()
             return
         stop.set()
-        print("gpunode: stopping after the step at hand (Ctrl-C again does not wait for it)", file=options.stderr)
+        with contextlib.suppress(OSError):
+            print("gpunode: stopping after the step at hand (Ctrl-C again does not wait for it)", file=options.stderr)
 
     def terminate() -> None:
         stop.set()
@@ -118,7 +124,8 @@ async def _work(node: app.Node, planned: app.Planned) -> tuple[snapshot.Snapshot
 
     def progress(what: str) -> None:
         last[0] = what
-        print(what, file=options.stderr)
+        with contextlib.suppress(OSError):
+            print(what, file=options.stderr)
 
     try:
         cycle = asyncio.create_task(app.apply(node, stop=stop.is_set, progress=progress), name="apply")

@@ -6,6 +6,7 @@ stderr and an exit code, never a traceback (unless `-v` asks for it).
 """
 
 import argparse
+import errno
 import os
 import sys
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from typing import NoReturn  # typing costs more than all of argparse
 
 PROGRAM = "gpunode"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 
 VERBS = {
     "run": ("enforce the layout, then watch, sample and serve until stopped", "gpunode run --simulate p4d.24xlarge"),
@@ -372,23 +374,40 @@ def _dispatch(argv: "list[str]", environ: "dict[str, str]") -> int:
 
 def run(argv: "list[str]") -> int:
     """Run the command line and return its exit code; prints every error, raises none."""
+    _reopen_closed_streams()
     environ = dict(os.environ)
+    verbose = "-v" in argv or "--verbose" in argv
     try:
         code = _dispatch(list(argv), environ)
         sys.stdout.flush()
     except errors.GpunodeError as error:
         _say(tell(error))
         return error.exit_code
-    except BrokenPipeError:
-        # Whoever read our output has left. What is still buffered must not fail again at exit.
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            pass  # whoever read our output has left, and knows
+        elif error.filename is None and error.errno in _FULL:
+            _say(f"{PROGRAM}: cannot write: {error.strerror} (where does standard output go?)")
+        else:
+            return _internal(error, verbose=verbose)
+        # What is still buffered must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.EXIT_FAILED
     except KeyboardInterrupt:
         _say(f"{PROGRAM}: interrupted")
         return errors.EXIT_FAILED
     except Exception as error:  # noqa: BLE001  # the last line of defence: a sentence instead of a traceback
-        return _internal(error, verbose="-v" in argv or "--verbose" in argv)
+        return _internal(error, verbose=verbose)
     return code
+
+
+def _reopen_closed_streams() -> None:
+    """Put the null device where our caller has closed stdout or stderr: Python then has none, and the
+    next file that is opened would take the number and receive what is printed."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # ours until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # the same
 
 
 def _internal(error: Exception, *, verbose: bool) -> int:

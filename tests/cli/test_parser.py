@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -230,6 +231,27 @@ def test_reader_that_left_is_no_traceback(tmp_path: Path, monkeypatch: pytest.Mo
     with os.fdopen(writing, "w", buffering=1) as gone:
         monkeypatch.setattr(sys, "stdout", gone)
         assert parser.run(["--help"]) == 1
+
+
+def ended_with(words: str, streams: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a shell that hands it these streams."""
+    shell = ["sh", "-c", f'"$0" -c "$1" {words} {streams}']
+    program = "import sys; from agent.cli import parser; sys.exit(parser.run(sys.argv[1:]))"
+    return subprocess.run([*shell, sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_closed_output_stops_nothing() -> None:
+    assert ended_with("version", ">&-").returncode == 0
+    assert ended_with("version", "2>&-").stdout == f"gpunode {__version__}\n"
+    both = ended_with("simulate list", ">&- 2>&-")
+    assert (both.returncode, both.stdout, both.stderr) == (0, "", "")
+
+
+def test_output_that_takes_nothing_is_told() -> None:
+    ended = ended_with("simulate list", ">/dev/full")
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("gpunode: cannot write: No space left on device (where does standard output go?)\n")
+    assert "internal error" not in ended.stderr
 
 
 # --- version ----------------------------------------------------------------------------------------
