@@ -155,3 +155,28 @@ def test_user_data_is_shell_that_lays_settings_gpunode_reads(name: str, tmp_path
 def test_no_user_data_waits_for_units_ordered_after_cloud_final() -> None:
     for name, script in scripts().items():
         assert "systemctl start --no-block gpunode.service" in script, name
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Return every TOML block of the operator's pages."""
+    found = []
+    for path in [ROOT / "docs/operations.md", *sorted((ROOT / "docs/platforms").glob("*.md"))]:
+        for number, match in enumerate(
+            re.finditer(r"^```toml\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+        ):
+            found.append((f"{path.name} {number}", match[1]))
+    return found
+
+
+@pytest.mark.parametrize(("name", "text"), [pytest.param(*block, id=block[0]) for block in blocks()])
+def test_settings_shown_in_the_docs_are_read(name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    settings = source.load(source.Request(root=tmp_path / "none", files=(path,), environ={}, flags={}))
+    assert settings.after_change or settings.declaration, name
+
+
+def test_links_in_the_docs_lead_somewhere() -> None:
+    for path in [ROOT / "docs/operations.md", *(ROOT / "docs/platforms").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"

@@ -200,7 +200,14 @@ def test_fail_open_starts_the_kubelet_when_the_layout_cannot_be(start: Start) ->
 
 
 def test_fail_closed_does_not(start: Start) -> None:
-    machine = start(BROKEN, prepare=fail_closed)
+    def prepare(machine: nspawn.Machine) -> None:
+        fail_closed(machine)
+        machine.write(  # the minute for a retry, shortened
+            "/etc/systemd/system/gpunode-ready.service.d/test.conf",
+            "[Service]\nExecStart=\nExecStart=/usr/bin/gpunode status --check --wait 3\n",
+        )
+
+    machine = start(BROKEN, prepare=prepare)
     nspawn.until(
         lambda: machine.show("gpunode-ready.service", "ActiveState") == "failed", 120, "gpunode-ready to give up"
     )

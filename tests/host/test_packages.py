@@ -51,7 +51,14 @@ def tools(*names: str) -> None:
 
 
 def run(*argv: str | Path, code: int | None = 0, seconds: float = 600) -> str:
-    done = subprocess.run([str(w) for w in argv], capture_output=True, text=True, timeout=seconds, check=False)
+    done = subprocess.run(
+        [str(word) for word in argv],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+        env={**os.environ, "SOURCE_DATE_EPOCH": "1780000000"},
+    )
     assert code is None or done.returncode == code, f"{argv}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done.stdout + done.stderr
 
