@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from agent import app, errors, log, measures, threads
-from agent.host import journal, notify, real
+from agent.host import holders, journal, notify, real
 from agent.host import listen as inherited
 from agent.reconcile import loop, snapshot
 from agent.sample import kernel
@@ -178,6 +179,19 @@ class Daemon:
         await self._first.wait()
         await self._sampler.run()
 
+    async def _ask_schedulers(self) -> None:
+        """Learn on the sampler's clock which pods or tasks have which device."""
+        await self._first.wait()
+        while True:
+            seen = None if self._board.snapshot is None else self._board.snapshot.node
+            if seen is None or seen.serving is None:
+                self._board.publish_given(None)
+            else:
+                machine = self._node.machine
+                given = await threads.run(functools.partial(holders.given, seen, machine), name="allocations")
+                self._board.publish_given(given)
+            await asyncio.sleep(self._sampler.interval)
+
     async def run(self) -> int:
         """Serve, enforce and measure until a signal; return the exit code."""
         node = self._node
@@ -224,6 +238,7 @@ class Daemon:
             asyncio.create_task(self._heartbeat(), name="heartbeat"),
             asyncio.create_task(self.loop.run(), name="reconcile"),
             asyncio.create_task(self._sample(), name="sample"),
+            asyncio.create_task(self._ask_schedulers(), name="allocations"),
         ]
         identifying = asyncio.create_task(self._identify(), name="identify")
         ended = asyncio.create_task(stopped.wait(), name="stop")

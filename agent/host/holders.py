@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from agent import log
+from agent import errors, log
 from agent.host import ecs, files, pods, processes
 from agent.host import machine as machines
 from agent.mig import node as nodes
@@ -106,6 +106,9 @@ class _Found:
 
     def at(self, uuid: str, gi: int | None = None, ci: int | None = None) -> tuple[nodes.Holder, ...]:
         return tuple(self._at.get((uuid, gi, ci), ()))
+
+    def all(self) -> dict[tuple[str, int | None, int | None], tuple[nodes.Holder, ...]]:
+        return {place: tuple(holders) for place, holders in self._at.items()}
 
 
 def merge(
@@ -221,23 +224,72 @@ def serving(machine: machines.Machine) -> str | None:
     return None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Given:
+    """What a scheduler has given away at one moment. `who` is "kubelet" or "ecs"; `answered` whether it
+    could be asked. `holders` are pods or tasks by (GPU, GPU instance id, compute instance id), ids None for
+    the whole GPU or the whole instance."""
+
+    who: str
+    answered: bool
+    holders: Mapping[tuple[str, int | None, int | None], tuple[nodes.Holder, ...]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def at(self, uuid: str, gi: int | None = None, ci: int | None = None) -> tuple[nodes.Holder, ...]:
+        """Return who has been given this."""
+        return self.holders.get((uuid, gi, ci), ())
+
+
+def given(
+    node: nodes.NodeState,
+    machine: machines.Machine,
+    *,
+    introspection: str | None = ecs.INTROSPECTION,
+    deadline: float = 5.0,
+) -> Given | None:
+    """Return what the scheduler that was active when `node` was read has given away now; None where none
+    was. Blocks (run it in a thread) for at most `deadline` seconds. Cheap: no process is looked at."""
+    if node.serving is None:
+        return None
+    found = _Found()
+    try:
+        _ask(node, machine, node.serving, found, introspection, deadline)
+    except (errors.GpunodeError, OSError) as error:
+        log.debug("allocations cannot be read", cause=str(error))
+        return Given(node.serving, answered=False)
+    return Given(node.serving, answered=True, holders=found.all())
+
+
 def _allocations(
     node: nodes.NodeState, machine: machines.Machine, found: _Found, introspection: str | None, deadline: float
 ) -> tuple[str | None, bool]:
     who = serving(machine)
-    known = True
     try:
-        if who == "kubelet":
-            for pod in pods.read(machine.path(pods.SOCKET), deadline=deadline):
-                known = _place_pod(node, pod, found) and known
-        elif who == "ecs":
-            address = None if machine.simulated is not None else introspection
-            for container in ecs.containers(machine, introspection=address, deadline=deadline):
-                known = _place_task(node, container, found) and known
+        return who, _ask(node, machine, who, found, introspection, deadline)
     except (pods.Unreadable, ecs.Unreadable) as error:
         log.warning("allocations unknown, every instance counts as in use", cause=str(error))
-        known = False
-    return who, known
+        return who, False
+
+
+def _ask(
+    node: nodes.NodeState,
+    machine: machines.Machine,
+    who: str | None,
+    found: _Found,
+    introspection: str | None,
+    deadline: float,
+) -> bool:
+    """Note what `who` has given away; False when some device's name is of no known form. Raises Unreadable."""
+    known = True
+    if who == "kubelet":
+        for pod in pods.read(machine.path(pods.SOCKET), deadline=deadline):
+            known = _place_pod(node, pod, found) and known
+    elif who == "ecs":
+        address = None if machine.simulated is not None else introspection
+        for container in ecs.containers(machine, introspection=address, deadline=deadline):
+            known = _place_task(node, container, found) and known
+    return known
 
 
 def _place_pod(node: nodes.NodeState, pod: pods.Pod, found: _Found) -> bool:
@@ -263,7 +315,10 @@ def _place_pod(node: nodes.NodeState, pod: pods.Pod, found: _Found) -> bool:
 
 def _place_task(node: nodes.NodeState, container: ecs.Container, found: _Found) -> bool:
     holder = nodes.Holder(
-        kind="task", name=container.family or container.task, container=container.name or container.id[:12]
+        kind="task",
+        name=container.family or container.task,
+        container=container.name or container.id[:12],
+        task=container.task,
     )
     known = True
     for identity in container.gpus:

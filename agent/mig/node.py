@@ -99,7 +99,7 @@ class Holder:
     """Somebody who uses a GPU or an instance. `kind` is process, open-file, pod, task or service.
 
     `name` is a command, pod or service name (never an argument); `hint` says what to do about a
-    known one.
+    known one. `task` is the id of an ECS task, whose `name` is its family where that is known.
     """
 
     kind: str
@@ -109,6 +109,7 @@ class Holder:
     pod: str | None = None
     namespace: str | None = None
     hint: str | None = None
+    task: str | None = None
 
     def __str__(self) -> str:
         words = f"{self.kind} {self.name}"

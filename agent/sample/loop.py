@@ -95,6 +95,11 @@ class Sampler:
         self._first_seen = counters.FirstSeen(clock)
         self.xids = xid.Ledger()
 
+    @property
+    def interval(self) -> float:
+        """Seconds between samples."""
+        return self._interval
+
     def every(self, interval: float) -> None:
         """Sample each `interval` seconds from now on."""
         if interval != self._interval:

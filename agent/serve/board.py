@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent import findings, measures
+from agent.host import holders
 from agent.mig import advertise
 from agent.reconcile import snapshot as snapshots
 from agent.serve import health
@@ -29,6 +30,7 @@ class Board:
         self.version = 0
         self.tally = tallies.Tally()
         self.advertised: advertise.Advertised | None = None
+        self.given: holders.Given | None = None
         self._lasting: tuple[findings.Finding, ...] = ()
         self._subscribers: list[Callable[[], None]] = []
 
@@ -45,6 +47,10 @@ class Board:
         """Hang up a new sample."""
         self.sample = sample
         self._changed()
+
+    def publish_given(self, given: holders.Given | None) -> None:
+        """Hang up what a scheduler has given away. Nobody is told: it is shown with the next sample."""
+        self.given = given
 
     @property
     def findings(self) -> tuple[findings.Finding, ...]:

@@ -143,6 +143,7 @@ def view_of(board: boards.Board, *, now: float, what: family.Build) -> family.Vi
         cycles=board.tally.cycles,
         steps=board.tally.steps,
         advertised=board.advertised,
+        given=board.given,
     )
 
 

@@ -168,6 +168,7 @@ def test_every_family_is_seen_in_some_case() -> None:
         simulated="p5.48xlarge",
         node=dataclasses.replace(
             _node(),
+            serving="kubelet",
             gpus=(
                 built.gpu(0, instances=(built.instance(0, 7, holders=(_pod("train"), _task("render"))),)),
                 built.gpu(1, holders=(_pod("whole"), _task("all"))),

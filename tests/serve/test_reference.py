@@ -30,7 +30,7 @@ def test_declarations_keep_the_rules_of_the_house() -> None:
         assert declared.help.endswith("."), declared.name
         if declared.unit:
             assert declared.unit in re.sub("_total$", "", declared.name), declared.name
-        named = {"pod", "namespace", "container", "task"} & set(declared.labels)
+        named = {"pod", "namespace", "container", "task_family", "task_id"} & set(declared.labels)
         assert not named or declared.name.endswith(("_allocation_info", "_task_info")), declared.name
         identity = {"name", "profile", "pci_bus_id"} & set(declared.labels)
         assert not identity or declared.name.endswith("_info") or declared.name == "gpu_mig_creatable_instances"

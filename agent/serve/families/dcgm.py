@@ -10,10 +10,11 @@ given in both spellings, as releases differ.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from agent import measures
 from agent.mig import node as nodes
+from agent.serve.families import allocation
 from agent.serve.families.family import Family, Row, View
 
 LABELS = (
@@ -48,7 +49,7 @@ def _pci(address: str) -> str:
     return f"{domain.zfill(8)}:{rest}".upper() if rest else address
 
 
-def _first_pod(holders: tuple[nodes.Holder, ...]) -> _Holder:
+def _first_pod(holders: Iterable[nodes.Holder]) -> _Holder:
     for holder in holders:
         if holder.pod is not None:
             return _Holder(holder.container or "", holder.namespace or "", holder.pod)
@@ -61,9 +62,11 @@ def _pods(view: View) -> Mapping[tuple[str, int | None], _Holder]:
     if view.snapshot is None or view.snapshot.node is None:
         return found
     for gpu in view.snapshot.node.gpus:
-        found[gpu.uuid, None] = _first_pod(gpu.holders)
+        found[gpu.uuid, None] = _first_pod(allocation.holders_of(view, gpu.holders, (gpu.uuid, None, None)))
         for instance in gpu.instances:
-            found[gpu.uuid, instance.id] = _first_pod(instance.in_use)
+            places = [(gpu.uuid, instance.id, compute.id) for compute in instance.compute]
+            holders = allocation.holders_of(view, instance.in_use, (gpu.uuid, instance.id, None), *places)
+            found[gpu.uuid, instance.id] = _first_pod(holders)
     return found
 
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from agent import measures
+from agent.host import holders as host_holders
 from agent.mig import advertise
 from agent.reconcile import snapshot as snapshots
 from agent.serve import health as verdicts
@@ -41,6 +42,7 @@ class View:
     cycles: Mapping[str, int]
     steps: Mapping[tuple[str, str], int]
     advertised: advertise.Advertised | None = None
+    given: host_holders.Given | None = None
 
     @property
     def gpus(self) -> tuple[measures.GpuSample, ...]:

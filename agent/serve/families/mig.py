@@ -60,13 +60,13 @@ FAMILIES: tuple[Family, ...] = (
         "mig_compute_processes",
         "Processes that compute on the MIG device.",
         lambda compute: compute.processes,
-        source="nvmlDeviceGetComputeRunningProcesses_v3 on a MIG device",
+        source="nvmlDeviceGetComputeRunningProcesses_v3, by instance id",
     ),
     per_instance(
         "mig_memory_slices",
         "Memory slices of the GPU instance.",
         lambda instance: instance.memory_slices,
-        source="nvmlDeviceGetGpuInstanceProfileInfoV",
+        source="nvmlGpuInstanceGetInfo (size of the placement)",
     ),
     Family(
         name="mig_engines",
