@@ -403,8 +403,11 @@ class Machine:
                 raise errors.ResetRefused(f"cannot reset GPU {which}: not permitted")
             if not self.store.node.reset_possible:
                 raise errors.ResetRefused(f"cannot reset GPU {which}: a reset is not supported on this node")
-            if any(gpu.state.lost for gpu in gpus):
-                raise errors.ResetRefused(f"cannot reset GPU {which}: it has fallen off the bus, only a reboot helps")
+            lost = ", ".join(gpu.spec.pci_bus_id for gpu in gpus if gpu.state.lost)
+            if lost:
+                raise errors.ResetRefused(
+                    f"cannot reset GPU {which}: {lost} has fallen off the bus, only a reboot helps"
+                )
             holders = self.reset_holders(gpus)
             if holders:
                 raise errors.ResetRefused(f"cannot reset GPU {which}: in use by {', '.join(holders)}", holders)

@@ -149,12 +149,14 @@ def read(text: str, /) -> Node:
     if path.is_file():
         return read_file(path)
     if path.suffix == ".toml" or "/" in text:
-        raise SimulationError(f"cannot simulate {text}: there is no such node file")
-    raise SimulationError(f"cannot simulate {text}: {_suggest(text)}")
+        what = "it is no file" if path.exists() else "there is no such node file"
+        raise SimulationError(f"cannot simulate {text}: {what}")
+    raise SimulationError(f"cannot simulate {text}: {_suggest(model)}")
 
 
 def _suggest(text: str) -> str:
-    near = difflib.get_close_matches(text, known_names(), n=3, cutoff=0.5)
+    begun = [name for name in known_names() if text and name.startswith(text)]
+    near = begun[:3] or difflib.get_close_matches(text, known_names(), n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; `gpunode simulate` lists them"
     return f"no EC2 type, GPU model or node file is called so{hint}"
 

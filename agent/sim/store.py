@@ -14,6 +14,7 @@ import fcntl
 import json
 import mmap
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator, MutableSequence
 from pathlib import Path
@@ -58,6 +59,23 @@ class MemoryStore:
         """There is nothing to close."""
 
 
+def _refuse_what_is_no_state(path: Path) -> None:
+    """Raise SimulationError for what is no state file, before a lock file is made beside it."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            what = "it is a directory" if path.is_dir() else "it is not a regular file"
+        else:
+            with path.open("rb") as file:
+                if b'"gpunode-simulated-node"' in file.read(256):
+                    return
+            what = "it holds something else"
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        what = error.strerror or str(error)
+    raise spec.SimulationError(f"cannot keep a simulated node in {path}: {what}; name another file")
+
+
 class FileStore:
     """State in a file. `fresh` makes the state of a node that nothing has happened on; `name` and
     `digest` are what the file must be of. Raises `spec.SimulationError` when it is of another."""
@@ -68,6 +86,7 @@ class FileStore:
         self._digest = digest
         self._mutex = threading.RLock()
         self._depth = 0
+        _refuse_what_is_no_state(path)
         lock_path = path.with_name(path.name + ".lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,8 +121,10 @@ class FileStore:
             node = state.from_json(document)
         except OSError as error:
             raise spec.SimulationError(f"cannot read the simulated node in {self._path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise spec.SimulationError(f"cannot read the simulated node in {self._path}: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise spec.SimulationError(
+                f"cannot read the simulated node in {self._path}: it is damaged ({error}); remove it or name another file"
+            ) from error
         if node.digest != self._digest:
             what = f"of {node.name}" if node.name != self._name else f"of another {node.name} (its options differ)"
             raise spec.SimulationError(

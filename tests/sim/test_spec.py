@@ -62,6 +62,9 @@ def test_the_driver_fits_the_part() -> None:
     ("name", "says"),
     [
         ("p4d.24xlarg", r"did you mean p4d\.24xlarge"),
+        ("p4d", r"did you mean p4d\.24xlarge or p4de"),
+        ("a100:2", r"did you mean a100\.40gb or a100\."),
+        ("/", "it is no file"),
         ("h100.80gb:0", "from 1 to 128"),
         ("h100.80gb:many", "from 1 to 128"),
         ("missing.toml", "no such node file"),
@@ -144,7 +147,7 @@ def test_a_bad_node_file_names_what_is_off(tmp_path: Path, text: str, says: str)
 
 
 def test_a_directory_is_no_node_file(tmp_path: Path) -> None:
-    with pytest.raises(spec.SimulationError, match="no such node file"):
+    with pytest.raises(spec.SimulationError, match="no file"):
         spec.read(str(tmp_path))
     with pytest.raises(spec.SimulationError, match="cannot read"):
         spec.read_file(tmp_path)

@@ -101,8 +101,10 @@ def test_the_file_is_of_one_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "Expecting value"),
-        ("{}", "no state of a simulated node"),
+        ("", "holds something else; name another file"),
+        ("root:x:0:0", "holds something else"),
+        ('{"was": "gpunode-simulated-node"}', "no state of a simulated node"),
+        ('{"format": "gpunode-simulated-node", "ver', "is damaged .*; remove it or name another file"),
         ('{"format": "gpunode-simulated-node", "version": 99}', "version is 99"),
         ('{"format": "gpunode-simulated-node", "version": 1}', "gpus"),
     ],
@@ -114,13 +116,21 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, content: str, says: str)
     assert (tmp_path / "S").read_text() == content
 
 
+def test_nothing_is_made_beside_what_is_no_state(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("root:x:0:0")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.iterdir())
+    for name, says in (("passwd", "something else"), ("fifo", "not a regular file"), ("folder", "is a directory")):
+        with pytest.raises(nodes.SimulationError, match=says):
+            opened(tmp_path / name)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(nodes.SimulationError, match="cannot keep a simulated node"):
         opened(tmp_path / "file" / "S")
-    (tmp_path / "D").mkdir()
-    with pytest.raises(nodes.SimulationError, match="cannot read"):
-        opened(tmp_path / "D")
 
 
 def test_what_cannot_be_written_has_not_happened(tmp_path: Path) -> None:
