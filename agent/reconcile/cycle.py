@@ -509,18 +509,24 @@ def _judge(
         reasons.append(snapshot.Reason(hindrance[0], hindrance[1]))
     if hindrance is None and intent is not Intent.LOOK:
         pending = _pending(seen)
-        if pending and policy(settings, seen.node, force=around.force).reboot:
+        allowed = policy(settings, seen.node, force=around.force)
+        if pending and allowed.reboot:
             phase, reason = _reboot(around, seen)
             return phase, (*reasons, reason)
         if pending and not (outcome is not None and outcome.failures):
             numbers = ", ".join(str(indexes[uuid]) for uuid in pending)
-            how = "a GPU reset or a reboot" if not settings.mode_change else "a reset or reboot that is not allowed now"
-            words = f"the MIG mode change of GPU {numbers} waits for {how} (see mode-change)"
             busy = [
                 f"{holder} on GPU {gpu.index}"
                 for gpu in seen.node.gpus
                 for holder in plans.users(gpu.in_use, force=around.force)
             ]
+            if not settings.mode_change:
+                how = "a GPU reset or a reboot"
+            elif allowed.reset and not busy:
+                how = "a GPU reset"  # the cycle was ended before it
+            else:
+                how = "a reset or reboot that is not allowed now"
+            words = f"the MIG mode change of GPU {numbers} waits for {how} (see mode-change)"
             if busy:
                 words += f"; while GPUs are in use nothing that they would feel is done: {', '.join(busy[:5])}"
             reasons.append(snapshot.Reason("mode-pending", words, pending[0]))

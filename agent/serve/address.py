@@ -121,7 +121,10 @@ def _unix(path: Path) -> Listener:
         opened.setblocking(False)
     except OSError as cause:
         opened.close()
-        raise ListenError(f"cannot listen on unix:{path}: {_why(cause)}") from cause
+        why = _why(cause)
+        if cause.errno == errno.EADDRINUSE and not path.is_socket():
+            why = "something else than a socket is there"
+        raise ListenError(f"cannot listen on unix:{path}: {why}") from cause
     return Listener(opened, f"unix:{path}", local=True, unix=True, path=path)
 
 

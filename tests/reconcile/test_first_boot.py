@@ -135,6 +135,8 @@ async def test_a_stop_before_the_reset_begins_none(make: Make) -> None:
     result = await rig.cycle(stop=lambda: len(rig.progress) >= 8)
     assert result.outcome.stopped
     assert rig.sim.driver.store.node.resets == 0
+    (pending,) = (r.message for r in result.reasons if r.code == "mode-pending")
+    assert "waits for a GPU reset (" in pending
     assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
 
 

@@ -463,6 +463,6 @@ def test_a_stale_unix_socket_is_replaced_and_anything_else_is_left(tmp_path: Pat
         address.open_all((f"unix:{path}",))
     listener.close()
     path.write_text("somebody's file")
-    with pytest.raises(address.ListenError, match="in use"):
+    with pytest.raises(address.ListenError, match="something else than a socket is there"):
         address.open_all((f"unix:{path}",))
     assert path.read_text() == "somebody's file"
