@@ -389,6 +389,7 @@ def _merge(
         if layer.declaration is not None:
             declaration = layer.declaration
             provenance["layout"] = declaration.origin
+    problems += _shared(declaration, view, problems)
     settings = model.Settings(**options)  # type: ignore[arg-type]  # checked by GpunodeTable
     bare = [getattr(settings, field) for field in model.OPTIONS]
     return dataclasses.replace(
@@ -400,6 +401,21 @@ def _merge(
         digest=hashlib.sha256(repr([bare, _without_origins(declaration)]).encode()).hexdigest()[:16],
         problems=problems,
     )
+
+
+def _shared(
+    declaration: model.Declaration | None, view: model.BottlerocketView | None, known: tuple[errors.Problem, ...]
+) -> tuple[errors.Problem, ...]:
+    """Return a warning when the host shares GPUs in time while a document of ours asks for MIG."""
+    code = "sharing-with-mig"
+    if declaration is None or view is None or view.sharing not in ("time-slicing", "mps"):
+        return ()
+    if not isinstance(declaration, model.BottlerocketDeclaration) and not any(e.mig for e in declaration.entries):
+        return ()
+    if any(problem.code == code for problem in known):
+        return ()
+    message = f"device-sharing-strategy is {view.sharing} there, together with MIG, which {declaration.origin} asks for"
+    return (errors.Problem("warning", code, message, file=view.source),)
 
 
 def _without_origins(value: object) -> object:

@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,8 +131,11 @@ def command(*argv: str | Path, check: bool = True) -> subprocess.CompletedProces
 
 
 @contextlib.contextmanager
-def run(where: Path, *argv: str | Path, module: Sequence[str | Path] = ("agent",)) -> Iterator[Running]:
-    """Run `gpunode run` with `argv` until the block ends. `where` is a directory of the test's own."""
+def run(
+    where: Path, *argv: str | Path, module: Sequence[str | Path] = ("agent",), more: Mapping[str, str] | None = None
+) -> Iterator[Running]:
+    """Run `gpunode run` with `argv` until the block ends. `where` is a directory of the test's own; `more`
+    are variables of its environment."""
     port = free_port()
     address = where / f"notify-{port}"
     notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -147,7 +150,7 @@ def run(where: Path, *argv: str | Path, module: Sequence[str | Path] = ("agent",
             stdout=output,
             stderr=output,
             cwd=ROOT,
-            env=environ(NOTIFY_SOCKET=str(address)),
+            env=environ(NOTIFY_SOCKET=str(address), **(more or {})),
         )
     try:
         yield Running(process, port, log, notify, started)

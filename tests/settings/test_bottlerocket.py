@@ -199,6 +199,25 @@ def test_sharing_is_told_and_warned_about(api: apis.Api, tmp_path: Path) -> None
     assert [p.code for p in settings.problems] == ["sharing-with-mig"]
 
 
+@pytest.mark.parametrize(
+    ("sharing", "text", "warned"),
+    [
+        ("time-slicing", '[[gpunode.layout]]\ngpus = "all"\ninstances = {}\n', True),
+        ("mps", '[[gpunode.layout]]\ngpus = "all"\ninstances = {}\n', True),
+        ("none", '[[gpunode.layout]]\ngpus = "all"\ninstances = {}\n', False),
+        ("mps", '[[gpunode.layout]]\ngpus = "all"\nmig = false\n', False),
+        ("mps", "[gpunode]\n", False),
+    ],
+)
+def test_sharing_of_the_host_with_a_layout_of_ours(
+    api: apis.Api, write: Write, tmp_path: Path, sharing: str, text: str, warned: bool
+) -> None:
+    api.answer(apis.table(device_sharing_strategy=sharing))
+    write("etc/gpunode/config.toml", text)
+    found = ask(tmp_path).problems
+    assert [p.code for p in found] == (["sharing-with-mig"] if warned else [])
+
+
 def test_a_model_key_that_the_host_took_is_only_a_warning(api: apis.Api, tmp_path: Path) -> None:
     api.answer(apis.table(device_partitioning_strategy="mig", mig={"profile": {"A9": "7", "a100.40gb": "7"}}))
     settings = ask(tmp_path)
