@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import itertools
 import json
 import shutil
+import signal
 import subprocess
 import time
 import urllib.parse
@@ -99,3 +102,96 @@ def test_prometheus_scrapes_and_answers(tmp_path: Path) -> None:
             )
             assert [series["metric"]["profile"] for series in joined] == ["2g.10gb"] * 24
             assert server.query("gpunode_mig_memory_used_bytes > gpunode_mig_memory_total_bytes") == []
+
+
+Series = dict[tuple[tuple[str, str], ...], list[tuple[float, float]]]
+SCRAPE = 1.0
+"""Seconds between two scrapes of this Prometheus."""
+
+
+def history(server: Prometheus, selector: str) -> Series:
+    """Return every sample of the series that a selector matches: (time, value) by labels, the name among them."""
+    return {
+        tuple(sorted(series["metric"].items())): [(float(at), float(value)) for at, value in series["values"]]
+        for series in server.query(f"{selector}[10m]")
+    }
+
+
+def repartition(gpunode: daemons.Running, settings: Path, instances: str, seconds: float) -> None:
+    """Change the layout, wait until the page shows it, and go on for so many seconds."""
+    settings.write_text(
+        '[gpunode]\nenforcement = "continuous"\nsample-interval = 1\nperiod = 5\n'
+        f'[[gpunode.layout]]\ngpus = "all"\ninstances = {{ {instances} }}\n'
+    )
+    profiles = sorted(part.split('"')[1] for part in instances.split(", ") for _ in range(int(part.rpartition("=")[2])))
+    gpunode.process.send_signal(signal.SIGHUP)
+    until = time.monotonic() + daemons.PATIENCE
+    while True:
+        lines = gpunode.get("/metrics").body.decode().splitlines()
+        infos = [line for line in lines if line.startswith("gpunode_mig_gpu_instance_info{")]
+        shown = sorted(line.partition('profile="')[2].partition('"')[0] for line in infos)
+        if shown == sorted(profiles * 2):
+            break
+        assert time.monotonic() < until, (shown, gpunode.said())
+        time.sleep(0.1)
+    time.sleep(seconds)  # what Prometheus sees meanwhile is what is looked at
+
+
+def test_a_repartition_leaves_no_stale_series_no_gap_and_no_counter_that_falls(tmp_path: Path) -> None:
+    settings = tmp_path / "gpunode.toml"
+    settings.write_text('[gpunode]\nenforcement = "observe"\n')
+    node = ("--simulate", "h100.80gb:2", "--sim-state", tmp_path / "state", "--settings", settings)
+    with daemons.run(tmp_path, *node) as gpunode:
+        gpunode.wait_ready()
+        gpunode.wait_metric("gpunode_gpu_up{")
+        with prometheus(tmp_path, gpunode.port) as server:
+            server.wait("gpunode_gpu_up", 2)
+            for instances in ('"3g.40gb" = 2', '"1g.10gb" = 7', '"3g.40gb" = 2', '"2g.20gb" = 2, "3g.40gb" = 1'):
+                repartition(gpunode, settings, instances, 6.0)
+            now = server.query("gpunode_mig_memory_used_bytes")
+            assert len(now) == 6, "at once only what is there"
+            scrapes = sorted(at for at, _ in next(iter(history(server, "up").values())))
+            whole = history(server, '{__name__=~"gpunode_gpu_(memory_used_bytes|power_watts|up|energy_joules_total)"}')
+            instance = history(server, '{__name__=~"gpunode_mig_.*", gpu_instance_id!=""}')
+            counters = history(server, '{__name__=~"gpunode_.*_total|process_.*_total"}')
+            seen = history(server, "gpunode_mig_first_seen_timestamp_seconds")
+        assert gpunode.stop() == 0
+    # Both GPUs, all the time; instances, as long as they are there.
+    assert len(whole) == 8
+    allowed = 2 * SCRAPE + 0.5
+    for labels, samples in whole.items():
+        times = [scrapes[0], *(at for at, _ in samples), scrapes[-1]]
+        assert max(b - a for a, b in itertools.pairwise(times)) <= allowed, labels
+    # Nothing of two layouts in one scrape: what is shown together fits on the GPU together.
+    placed: dict[tuple[float, str], list[tuple[int, int]]] = collections.defaultdict(list)
+    for key, samples in instance.items():
+        told = dict(key)
+        if told["__name__"] == "gpunode_mig_gpu_instance_info":
+            start, size = int(told["placement_start"]), int(told["placement_size"])
+            for at, _ in samples:
+                placed[at, told["gpu_uuid"]].append((start, start + size))
+    for where, spans in placed.items():
+        spans.sort()
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans)), (where, spans)
+    # Each family of an instance is there exactly when its info is.
+    infos: dict[tuple[str, str], set[float]] = collections.defaultdict(set)
+    for key, samples in instance.items():
+        told = dict(key)
+        if told["__name__"] == "gpunode_mig_gpu_instance_info":
+            infos[told["gpu_uuid"], told["gpu_instance_id"]] |= {at for at, _ in samples}
+    for key, samples in instance.items():
+        told = dict(key)
+        assert {at for at, _ in samples} <= infos[told["gpu_uuid"], told["gpu_instance_id"]], told
+    # Counters only grow, but for an instance made again, which has a new time of being first seen.
+    firsts = {(dict(k)["gpu_uuid"], dict(k)["gpu_instance_id"]): dict(v) for k, v in seen.items()}
+    assert len(counters) > 50
+    for key, samples in counters.items():
+        for (before, low), (after, high) in itertools.pairwise(samples):
+            if high < low:
+                first = firsts[dict(key)["gpu_uuid"], dict(key)["gpu_instance_id"]]
+                assert high == 0, (key, low, high)
+                assert first[after] > first[before], (key, low, high)
+    # The 3g.40gb of the first and the third layout have the same ids and are told apart.
+    again = [values for values in firsts.values() if len(set(values.values())) > 1]
+    assert len(again) >= 2
+    assert all(len(set(values.values())) <= 4 for values in again)
