@@ -236,8 +236,10 @@ def _measured(snapshot: snapshots.Snapshot | None, sample: measures.Sample, foun
         return
     if sample.event_watch_up is False:
         found.add(Reason("events-down", "GPU events are not watched, so XIDs may go unseen"), stops=False)
+    silent = any(not gpu.up for gpu in sample.gpus)
     for name, collector in sorted(sample.collectors.items()):
-        if not collector.success:
+        # A GPU that says nothing fails the visits to all GPUs; it is told by its own number.
+        if not collector.success and not (silent and name in ("gpu", "gpu-slow")):
             found.add(Reason("collector-failed", f"the collector {name} failed at its last visit"), stops=False)
     for gpu in sample.gpus:
         _gpu_measured(gpu, found)

@@ -207,6 +207,11 @@ def test_no_sample_at_all_long_after_the_cycle_is_a_reason_and_soon_after_it_is_
         (built.sample(built.gpu_sample(0, remap_pending=True)), "remap-pending"),
         (built.sample(xid_last={(built.uuid(0), 79): built.NOW - 599}), "xid"),
         (built.sample(built.gpu_sample(0), built.silent(1)), "not-measured"),
+        (
+            built.sample(built.silent(1), collectors={"gpu": measures.Collector(False, 0.1, None)}),
+            "not-measured",
+        ),
+        (built.sample(collectors={"gpu": measures.Collector(False, 0.1, None)}), "collector-failed"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
