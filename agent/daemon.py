@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from agent import app, errors, log, measures, threads
 from agent.host import holders, journal, notify, real
 from agent.host import listen as inherited
+from agent.mig import plan as plans
 from agent.reconcile import loop, snapshot
 from agent.sample import kernel
 from agent.sample import loop as sampling
@@ -106,6 +107,10 @@ class Daemon:
 
     async def _on_cycle(self, result: snapshot.Snapshot) -> None:
         self._board.publish_snapshot(result)
+        for uuid, steps in result.outcome.done if result.outcome else ():
+            for step in steps:
+                if isinstance(step, plans.CreateGpuInstance | plans.DestroyGpuInstance):
+                    self._sampler.remade(uuid, step.placement.start, result.started)
         self._sampler.topology_changed(result.generation)
         self._take_up()
         log.info(

@@ -64,6 +64,13 @@ class FirstSeen:
         else:
             self._seen.get(uuid, {}).pop(gpu_instance_id, None)
 
+    def renew(self, uuid: str, start: int, since: float) -> None:
+        """Take the instance at a place for new if it was first seen before `since` (Unix seconds): then it
+        was made again, and may look the same."""
+        seen = self._seen.get(uuid, {})
+        for number in [n for n, (shape, first) in seen.items() if shape[1] == start and first < since]:
+            del seen[number]
+
     def date(self, gpu: measures.GpuSample) -> measures.GpuSample:
         """Return the sample of a GPU that answered with its instances' `first_seen` filled in."""
         if not gpu.up:

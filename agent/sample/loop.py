@@ -154,6 +154,11 @@ class Sampler:
             self._generation = generation
             self._look_anew()
 
+    def remade(self, uuid: str, start: int, since: float) -> None:
+        """Note that an instance was made or removed at a place of a GPU, at `since` (Unix seconds) or later.
+        Events tell of that too, but not while sampling is paused."""
+        self._first_seen.renew(uuid, start, since)
+
     def record(self, name: str, collector: measures.Collector) -> None:
         """Show how a collector that is not the sampler's own went (pods, the kernel's log)."""
         self._collectors[name] = collector

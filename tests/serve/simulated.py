@@ -91,7 +91,9 @@ class Sampled:
 
 
 @contextlib.asynccontextmanager
-async def sampled(spec: str, wanted: dict[int, Instances] | None = None) -> AsyncIterator[Sampled]:
+async def sampled(
+    spec: str, wanted: dict[int, Instances] | None = None, *, read_deadline: float = 30.0, head_start: float = 5.0
+) -> AsyncIterator[Sampled]:
     """Open a node, split the GPUs `wanted`, and put a sampler in front of it.
 
     pynvml is left as it was found. A window of activity may be as short as the test makes it.
@@ -100,7 +102,7 @@ async def sampled(spec: str, wanted: dict[int, Instances] | None = None) -> Asyn
     gpm.SHORTEST = 0.0
     clock = Clock()
     node = nodes.open_spec(dataclasses.replace(specs.read(spec), latency=()), clock=clock)
-    options = {"clock": clock, "wait": lambda _: None}
+    options = {"clock": clock, "wait": lambda _: None, "read_deadline": read_deadline}
     bench = benches.Bench(node, benches.door(node, **options), options=options)
     try:
         state = await bench.gpus.observe()
@@ -118,7 +120,7 @@ async def sampled(spec: str, wanted: dict[int, Instances] | None = None) -> Asyn
             publish=published.append,
             initializations=lambda: bench.gpus.initializations,
             events_up=lambda: bench.gpus.event_watch_up,
-            head_start=5.0,
+            head_start=head_start,
         )
         try:
             yield Sampled(node, bench.gpus, sampler, clock, bench)
