@@ -102,6 +102,8 @@ def install(target: Path, arch: str) -> None:
     for name in ("direct_url.json", "INSTALLER", "REQUESTED", "RECORD"):
         for path in target.glob(f"*.dist-info/{name}"):
             path.unlink()
+    if (ROOT / ".git").is_dir():
+        (target / "agent/REVISION").write_text(run("git", "-C", ROOT, "rev-parse", "HEAD"))
     for path in target.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
     # unchecked-hash: the .pyc counts whatever time the package manager gives the source.

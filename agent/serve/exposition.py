@@ -24,7 +24,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 import agent
 from agent import threads
 from agent.serve import board as boards
-from agent.serve import health
+from agent.serve import health, revision
 from agent.serve.families import every, family
 
 WANTED_FOR = 150.0
@@ -127,7 +127,10 @@ def _encode(declared: family.Family, rows: Iterable[family.Row], form: Format) -
 def build() -> family.Build:
     """Return what is running, and where."""
     return family.Build(
-        version=agent.__version__, revision="", python=platform.python_version(), hostname=platform.node()
+        version=agent.__version__,
+        revision=revision.find(),
+        python=platform.python_version(),
+        hostname=platform.node(),
     )
 
 

@@ -211,7 +211,6 @@ class TestMigManager:
         )
         assert decide(host)[1]
 
-
     def test_one_that_comes_after_the_kubelet_is_remembered_over_a_boot(self, host: hosts.Host) -> None:
         host.write("/etc/machine-id", "m1\n")
         host.process(500, "nvidia-mig-manager")
