@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent import log
 from agent.cli import parser
 
 
@@ -31,7 +30,7 @@ Run = Callable[..., Ended]
 
 
 @pytest.fixture
-def gpunode(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def gpunode(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run `gpunode` with words, in an environment that steers nothing."""
     for name in list(os.environ):
         if name.startswith("GPUNODE_"):
@@ -43,5 +42,4 @@ def gpunode(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         said = capsys.readouterr()
         return Ended(code, said.out, said.err)
 
-    yield run
-    log.setup()
+    return run

@@ -12,13 +12,12 @@ import dataclasses
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent import log
 from agent.cli import parser
 from agent.sim import node as simulated
 
@@ -45,12 +44,10 @@ Run = Callable[..., Ended]
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("GPUNODE_"):
             monkeypatch.delenv(name)
-    yield
-    log.setup()
 
 
 def gpunode(*words: object) -> Ended:

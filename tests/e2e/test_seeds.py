@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from ruamel import yaml
 
-from agent import log
 from agent.cli import parser
 from agent.host import ec2
 from agent.sim import tables
@@ -55,7 +54,6 @@ def quiet() -> Iterator[None]:
     kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("GPUNODE_")}
     yield
     os.environ.update(kept)
-    log.setup()
 
 
 def documents(name: str) -> list[Any]:

@@ -14,12 +14,6 @@ from agent.host import journal
 Socket = tuple[Path, Callable[[], list[bytes]]]
 
 
-@pytest.fixture(autouse=True)
-def _log_as_before() -> Iterator[None]:
-    yield
-    log.set_sink(None)
-
-
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """A descriptor that stands for the journal's stream, and the environment systemd would set."""
