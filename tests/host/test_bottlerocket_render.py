@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -68,7 +69,7 @@ def parsed(text: str) -> dict[str, Any]:
     for kind, keys in CONTAINER_KEYS.items():
         for table in document["settings"].get(kind, {}).values():
             assert set(table) <= keys
-            assert table["source"] == IMAGE
+            assert table["source"].startswith("example.com/gpunode")
     return document
 
 
@@ -193,3 +194,22 @@ def test_as_a_program(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     parsed(done.stdout)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bottlerocket/user-data").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_user_data_we_ship_is_what_its_first_line_says(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, _, rest = path.read_text().partition("\n")
+    prompt, script, *words = shlex.split(first.removeprefix("# "))
+    assert (prompt, script) == ("$", "bottlerocket/render.py")
+    assert render.main([str(ROOT / word) if word.startswith("bottlerocket/") else word for word in words]) == 0
+    assert capsys.readouterr().out == rest
+    parsed(rest)
+
+
+def test_user_data_is_shipped_for_each_way_to_decide() -> None:
+    assert {path.stem for path in (ROOT / "bottlerocket/user-data").iterdir()} == {
+        "hopper-mixed",
+        "a100-mixed",
+        "uniform-verified",
+        "ecs-watched",
+    }
