@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from agent import log
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_steers_from_outside() -> None:
+    """Forget the variables that whoever runs the tests may have set for gpunode."""
+    for name in [name for name in os.environ if name.startswith("GPUNODE_")]:
+        del os.environ[name]
 
 
 @pytest.fixture(autouse=True)

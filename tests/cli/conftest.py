@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent.cli import parser
+from tests import verbs
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ended:
-    """How a verb ended."""
-
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ended]
+Run = Callable[..., verbs.Ended]
 
 
 @pytest.fixture
-def gpunode(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run `gpunode` with words, in an environment that steers nothing."""
-    for name in list(os.environ):
-        if name.startswith("GPUNODE_"):
-            monkeypatch.delenv(name)
+def gpunode(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `gpunode` with words, printing to the descriptors that the test captures."""
 
-    def run(*words: str | Path) -> Ended:
+    def run(*words: object) -> verbs.Ended:
         capsys.readouterr()
         code = parser.run([str(word) for word in words])
         said = capsys.readouterr()
-        return Ended(code, said.out, said.err)
+        return verbs.Ended(code, said.out, said.err)
 
     return run

@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 from agent.sim import node as simulated
-from tests.cli.conftest import Ended, Run
+from tests import verbs
+from tests.cli.conftest import Run
 
 CASES = Path(__file__).resolve().parents[1] / "data" / "cases" / "settings"
 NODE = "a100.40gb:2"
@@ -42,7 +43,7 @@ class Bench:
         (self.where / name).write_text(text)
         return ("--settings", self.where / name)
 
-    def __call__(self, verb: str, *words: str | Path) -> Ended:
+    def __call__(self, verb: str, *words: str | Path) -> verbs.Ended:
         return self._gpunode(verb, *self.node, *words)
 
     @contextlib.contextmanager

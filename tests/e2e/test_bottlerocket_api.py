@@ -19,6 +19,7 @@ from agent.reconcile import cycle, snapshot
 from agent.serve import board as boards
 from agent.settings import source
 from agent.sim import node as simulated
+from tests import verbs
 from tests.e2e import test_cases as cases
 from tests.settings import api as apis
 
@@ -116,8 +117,8 @@ class Host:
     def open(self) -> simulated.SimulatedNode:
         return simulated.open_node(str(self.flags[1]), state=Path(str(self.flags[3])))
 
-    def verb(self, *words: object) -> cases.Ended:
-        return cases.gpunode(*words, *self.flags)
+    def verb(self, *words: object) -> verbs.Ended:
+        return verbs.run(*words, *self.flags)
 
     def disturb(self) -> None:
         """Let somebody else take an instance of the first GPU away."""

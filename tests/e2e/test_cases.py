@@ -7,55 +7,20 @@ works from a shell is asked in `test_main_job`.
 from __future__ import annotations
 
 import collections
-import contextlib
-import dataclasses
-import io
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.cli import parser
 from agent.sim import node as simulated
+from tests import verbs
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 CASES = DATA / "cases"
 EXPECTED: dict[str, Any] = json.loads((CASES / "expected.json").read_text())
 LAYOUTS: list[dict[str, Any]] = EXPECTED["layouts"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ended:
-    """How a verb ended."""
-
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> Any:
-        assert self.out, self.err
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ended]
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("GPUNODE_"):
-            monkeypatch.delenv(name)
-
-
-def gpunode(*words: object) -> Ended:
-    """Run a verb in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = parser.run([str(word) for word in words])
-    return Ended(code, out.getvalue(), err.getvalue())
 
 
 def asked(case: dict[str, Any]) -> tuple[object, ...]:
@@ -98,14 +63,14 @@ Node = Callable[[str], tuple[object, ...]]
 @pytest.mark.parametrize("case", [whole(case) for case in LAYOUTS], ids=name_of)
 def test_layout_is_applied_exactly(case: dict[str, Any], node: Node) -> None:
     flags = node(case["node"])
-    applied = gpunode("apply", "--yes", *flags, *asked(case), "--output", "json")
+    applied = verbs.run("apply", "--yes", *flags, *asked(case), "--output", "json")
     assert applied.code == 0, applied.err
     assert applied.json()["outcome"]["changed"]
     warnings = [line for line in applied.err.splitlines() if line.startswith("warning:")]
     for word in case.get("warns", ()):
         assert any(word in line for line in warnings), applied.err
 
-    status = gpunode("status", *flags, *asked(case), "--output", "json").json()
+    status = verbs.run("status", *flags, *asked(case), "--output", "json").json()
     assert status["phase"] == "converged"
     declared = [gpu for gpu in status["gpus"] if "gpus" not in case or gpu["index"] in case["gpus"]]
     assert declared
@@ -130,7 +95,7 @@ def test_layout_is_applied_exactly(case: dict[str, Any], node: Node) -> None:
             assert gpu["mig"]["current"] is False
             assert gpu["gpu_instances"] == []
 
-    resources = gpunode("resources", *flags, "--output", "json").json()
+    resources = verbs.run("resources", *flags, "--output", "json").json()
     for key, strategy in (("plugin_single", "single"), ("plugin_mixed", "mixed")):
         if key in case:
             assert resources["device_plugin"][strategy] == case[key]
@@ -141,12 +106,12 @@ def test_layout_is_applied_exactly(case: dict[str, Any], node: Node) -> None:
 
     # Again: in sync everywhere, and not one call that changes anything.
     before = mutations(flags)
-    again = gpunode("apply", "--yes", *flags, *asked(case), "--output", "json")
+    again = verbs.run("apply", "--yes", *flags, *asked(case), "--output", "json")
     assert again.code == 0, again.err
     assert again.json()["in_sync"]
     assert not again.json()["outcome"]["changed"]
-    assert gpunode("plan", *flags, *asked(case)).code == 0
-    assert gpunode("status", "--check", *flags, *asked(case)).code == 0
+    assert verbs.run("plan", *flags, *asked(case)).code == 0
+    assert verbs.run("status", "--check", *flags, *asked(case)).code == 0
     assert mutations(flags) == before
 
 
@@ -154,8 +119,8 @@ def test_layout_is_applied_exactly(case: dict[str, Any], node: Node) -> None:
 @pytest.mark.parametrize("form", ["gpunode", "bottlerocket", "mig-parted"])
 def test_export_read_back_changes_nothing(case: dict[str, Any], form: str, node: Node, tmp_path: Path) -> None:
     flags = node(case["node"])
-    assert gpunode("apply", "--yes", *flags, *asked(case)).code == 0
-    exported = gpunode("export", *flags, "--format", form)
+    assert verbs.run("apply", "--yes", *flags, *asked(case)).code == 0
+    exported = verbs.run("export", *flags, "--format", form)
     if exported.code != 0:
         assert exported.code == 1
         assert not exported.out
@@ -167,7 +132,7 @@ def test_export_read_back_changes_nothing(case: dict[str, Any], form: str, node:
     written.write_text(exported.out)
     before = mutations(flags)
     flag = ("--mig-config", f"{written}:current") if form == "mig-parted" else ("--settings", written)
-    again = gpunode("apply", "--yes", *flags, *flag, "--output", "json")
+    again = verbs.run("apply", "--yes", *flags, *flag, "--output", "json")
     assert again.code == 0, again.err
     assert again.json()["in_sync"], exported.out
     assert mutations(flags) == before
@@ -176,13 +141,13 @@ def test_export_read_back_changes_nothing(case: dict[str, Any], form: str, node:
 @pytest.mark.parametrize("case", EXPECTED["refused"], ids=name_of)
 def test_refusal_says_why_and_touches_nothing(case: dict[str, Any], node: Node) -> None:
     flags = node(case["node"])
-    ended = gpunode("apply", "--yes", *flags, *asked(case))
+    ended = verbs.run("apply", "--yes", *flags, *asked(case))
     assert ended.code == case["exit"], ended.err
     for word in case["says"]:
         assert word in ended.err + ended.out
     assert "Traceback" not in ended.err
     assert mutations(flags) == 0
-    checked = gpunode("check", *flags, *asked(case), "--output", "json")
+    checked = verbs.run("check", *flags, *asked(case), "--output", "json")
     assert checked.code == case["exit"], checked.err
     verdict = checked.json()
     assert verdict["ok"] is False
@@ -203,9 +168,9 @@ def test_workload_is_judged_right(case: dict[str, Any], node: Node) -> None:
     settings, where = case["after"]
     flags = node(where)
     if settings is not None:
-        assert gpunode("apply", "--yes", *flags, "--settings", CASES / settings).code == 0
+        assert verbs.run("apply", "--yes", *flags, "--settings", CASES / settings).code == 0
     strategy = ("--strategy", case["strategy"]) if "strategy" in case else ()
-    ended = gpunode("explain", *flags, *strategy, DATA / case["workload"], "--output", "json")
+    ended = verbs.run("explain", *flags, *strategy, DATA / case["workload"], "--output", "json")
     if "error" in case:
         assert ended.code == 2
         assert f"line {case['line']}" in ended.err
@@ -221,9 +186,9 @@ def test_from_uniform_to_mixed_and_back_with_the_least_change(node: Node) -> Non
     flags = node("p4d.24xlarge")
     uniform = ("--settings", CASES / "settings/p4d-uniform.toml")
     mixed = ("--settings", CASES / "settings/half-balanced.gpunode.toml")
-    assert gpunode("apply", "--yes", *flags, *uniform).code == 0
+    assert verbs.run("apply", "--yes", *flags, *uniform).code == 0
 
-    planned = gpunode("plan", *flags, *mixed, "--output", "json")
+    planned = verbs.run("plan", *flags, *mixed, "--output", "json")
     assert planned.code == 3
     for gpu in planned.json()["gpus"]:
         kinds = collections.Counter(step["kind"] for step in gpu["steps"])
@@ -237,22 +202,22 @@ def test_from_uniform_to_mixed_and_back_with_the_least_change(node: Node) -> Non
             assert kinds["destroy-gpu-instance"] == 3
             assert next(step for step in gpu["steps"] if step["kind"] == "set-mig-mode")["enabled"] is False
 
-    there = gpunode("apply", "--yes", *flags, *mixed)
+    there = verbs.run("apply", "--yes", *flags, *mixed)
     assert there.code == 0, there.err
     assert "keep GPU instance" in there.out, "the plan is printed before it runs"
     assert there.out.index("keep GPU instance") < there.out.index("done:")
     kept = {i["compute_instances"][0]["uuid"] for i in instances(flags, 0) if i["profile"] == "2g.10gb"}
 
-    back = gpunode("apply", "--yes", *flags, *uniform, "--output", "json")
+    back = verbs.run("apply", "--yes", *flags, *uniform, "--output", "json")
     assert back.code == 0, back.err
     assert "keep GPU instance" in back.err, "with JSON the plan is printed to stderr"
     (gpu,) = [gpu for gpu in back.json()["gpus"] if gpu["index"] == 0]
     assert [k["profile"] for k in gpu["kept"]] == ["2g.10gb"]
     assert kept < {i["compute_instances"][0]["uuid"] for i in instances(flags, 0)}
-    assert gpunode("status", "--check", *flags, *uniform).code == 0
+    assert verbs.run("status", "--check", *flags, *uniform).code == 0
 
 
 def instances(flags: tuple[object, ...], index: int) -> list[dict[str, Any]]:
-    status = gpunode("status", *flags, "--output", "json").json()
+    status = verbs.run("status", *flags, "--output", "json").json()
     found: list[dict[str, Any]] = status["gpus"][index]["gpu_instances"]
     return found

@@ -12,6 +12,7 @@ import pytest
 
 from agent.host import owner
 from agent.sim import node as simulated
+from tests import verbs
 from tests.e2e import test_cases as cases
 from tests.settings import api as apis
 
@@ -53,22 +54,22 @@ class Host:
     def mutations(self) -> int:
         return cases.mutations(self.flags)
 
-    def verb(self, *words: str) -> cases.Ended:
+    def verb(self, *words: str) -> verbs.Ended:
         path = self.place / "layout.toml"
         path.write_text(
             f'[gpunode]\n{self.options}\n[[gpunode.layout]]\ngpus = "all"\ninstances = {{ "{self.profile}" = 1 }}\n'
         )
-        return cases.gpunode(*words, *self.flags, "--settings", path)
+        return verbs.run(*words, *self.flags, "--settings", path)
 
     def reboot(self) -> None:
-        assert cases.gpunode("simulate", "reboot", *self.flags).code == 0
+        assert verbs.run("simulate", "reboot", *self.flags).code == 0
         with contextlib.closing(self.open()) as node:
             assert not list(node.machine.path("/run").glob("*.sock")), "what lay in /run is gone"
 
     def refuses(self, code: str, *says: str) -> None:
         """Neither verb does anything, and both say who owns the layout, why, and what to do."""
         before = self.mutations
-        ended = cases.Ended(0, "", "")
+        ended = verbs.Ended(0, "", "")
         for words in (("plan",), ("apply", "--yes")):
             ended = self.verb(*words)
             assert ended.code == 4, ended.err
@@ -246,7 +247,7 @@ def test_turning_mig_off_is_no_loop(a100: Host) -> None:
     path.write_text('[[gpunode.layout]]\ngpus = "all"\nmig = false\n')
     with apis.serving(a100.path("/run/api.sock")) as api:
         api.answer(apis.table())
-        assert cases.gpunode("apply", "--yes", *a100.flags, "--settings", path).code == 0
+        assert verbs.run("apply", "--yes", *a100.flags, "--settings", path).code == 0
 
 
 @pytest.mark.parametrize("taken", [False, True])
@@ -321,7 +322,7 @@ def test_ecs(sign: Callable[[Host], None], says: str, tmp_path: Path) -> None:
 
 
 def test_ecs_by_its_active_agent(a100: Host) -> None:
-    assert cases.gpunode("simulate", "unit", "ecs.service", "start", *a100.flags).code == 0
+    assert verbs.run("simulate", "unit", "ecs.service", "start", *a100.flags).code == 0
     a100.refuses("ecs-no-mig", "ecs.service is active", "allow-mig-on-ecs = true")
 
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from pathlib import Path
 
 import pytest
 
-from agent.cli import parser
 from agent.sim import catalogue
-
-
-def gpunode(*words: object) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = parser.run([str(word) for word in words])
-    return code, out.getvalue(), err.getvalue()
+from tests import verbs
 
 
 def layout(directory: Path, profile: str) -> Path:
@@ -28,9 +19,9 @@ def layout(directory: Path, profile: str) -> Path:
 @pytest.mark.parametrize("node", ["g7.2xlarge", "g7.48xlarge", "p6e-gb300.36xlarge", "p6e-gb300.72xlarge"])
 def test_what_is_not_published_is_listed_and_refused_with_the_reason(node: str, tmp_path: Path) -> None:
     assert node in catalogue.names()
-    code, _, err = gpunode("apply", "--yes", "--simulate", node, "--settings", layout(tmp_path, "1g.16gb"))
-    assert code == 4
-    assert "not published" in err
+    done = verbs.run("apply", "--yes", "--simulate", node, "--settings", layout(tmp_path, "1g.16gb"))
+    assert done.code == 4
+    assert "not published" in done.err
 
 
 @pytest.mark.parametrize(
@@ -43,9 +34,9 @@ def test_what_is_not_published_is_listed_and_refused_with_the_reason(node: str, 
     ],
 )
 def test_a_slip_in_a_name_gets_the_right_one(node: str, written: str, meant: str, tmp_path: Path) -> None:
-    code, _, err = gpunode("plan", "--simulate", node, "--settings", layout(tmp_path, written))
-    assert code == 2
-    assert meant in err
+    done = verbs.run("plan", "--simulate", node, "--settings", layout(tmp_path, written))
+    assert done.code == 2
+    assert meant in done.err
 
 
 @pytest.mark.parametrize(
@@ -54,11 +45,11 @@ def test_a_slip_in_a_name_gets_the_right_one(node: str, written: str, meant: str
 def test_a_name_that_older_tools_print_is_taken_with_a_warning(
     node: str, alias: str, profile: str, tmp_path: Path
 ) -> None:
-    code, out, err = gpunode("plan", "--simulate", node, "--settings", layout(tmp_path, alias))
-    assert code == 3
-    assert profile in out
-    assert "warning" in err
-    assert alias in err
+    done = verbs.run("plan", "--simulate", node, "--settings", layout(tmp_path, alias))
+    assert done.code == 3
+    assert profile in done.out
+    assert "warning" in done.err
+    assert alias in done.err
 
 
 # Sizes of a family differ in the number of GPUs alone; status measures, which takes its time.
@@ -68,8 +59,8 @@ FIRSTS = {name.partition(".")[0]: name for name in reversed(catalogue.names())}
 @pytest.mark.parametrize("node", catalogue.names())
 def test_every_type_is_told_of_without_a_fault(node: str) -> None:
     for verb in ("profiles", "resources", "status") if node in FIRSTS.values() else ("profiles",):
-        code, out, err = gpunode(verb, "--simulate", node, "--output", "json")
-        assert code in (0, 4), f"{verb}: {err}"
-        assert "internal error" not in err
-        assert (code == 4) == (node.startswith("p6e-gb300")), err
-        assert out or code == 4
+        done = verbs.run(verb, "--simulate", node, "--output", "json")
+        assert done.code in (0, 4), f"{verb}: {done.err}"
+        assert "internal error" not in done.err
+        assert (done.code == 4) == (node.startswith("p6e-gb300")), done.err
+        assert done.out or done.code == 4

@@ -6,54 +6,20 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import dataclasses
-import io
-import json
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel import yaml
 
-from agent.cli import parser
 from agent.host import ec2
 from agent.sim import tables
+from tests import verbs
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 SEEDS = DATA / "seeds"
 P4D = ("--simulate", "p4d.24xlarge", "--sim-state")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ended:
-    """How a verb ended."""
-
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> Any:
-        assert self.out, self.err
-        return json.loads(self.out)
-
-
-def gpunode(*words: object) -> Ended:
-    """Run a verb in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = parser.run([str(word) for word in words])
-    return Ended(code, out.getvalue(), err.getvalue())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet() -> Iterator[None]:
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("GPUNODE_")}
-    yield
-    os.environ.update(kept)
 
 
 def documents(name: str) -> list[Any]:
@@ -66,7 +32,7 @@ def uniform(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     place = tmp_path_factory.mktemp("uniform")
     settings = place / "user-data.toml"
     settings.write_text(documents("nodeclass-bottlerocket.yaml")[0]["spec"]["userData"])
-    ended = gpunode("apply", "--yes", *P4D, place / "state", "--settings", settings)
+    ended = verbs.run("apply", "--yes", *P4D, place / "state", "--settings", settings)
     assert ended.code == 0, ended.err
     return (*P4D, place / "state")
 
@@ -78,9 +44,9 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     config = place / "config.yaml"
     values = documents("gpu-operator-values.yaml")[0]["migManager"]["config"]
     config.write_text(values["data"]["config.yaml"])
-    default = gpunode("plan", *P4D, place / "state", "--mig-config", f"{config}:{values['default']}")
+    default = verbs.run("plan", *P4D, place / "state", "--mig-config", f"{config}:{values['default']}")
     assert default.code == 0, "all-disabled is what a fresh node is"
-    ended = gpunode("apply", "--yes", *P4D, place / "state", "--mig-config", f"{config}:p4d-half-balanced")
+    ended = verbs.run("apply", "--yes", *P4D, place / "state", "--mig-config", f"{config}:p4d-half-balanced")
     assert ended.code == 0, ended.err
     return (*P4D, place / "state")
 
@@ -89,14 +55,14 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
 
 
 def test_user_data_of_the_node_class_gives_24_gpus(uniform: tuple[object, ...]) -> None:
-    told = gpunode("resources", *uniform, "--output", "json").json()
+    told = verbs.run("resources", *uniform, "--output", "json").json()
     assert told["device_plugin"]["single"] == {"nvidia.com/gpu": 24}
     assert told["node_overlay"]["single"] == {"capacity": {"nvidia.com/gpu": "24"}}
     assert told["labels"]["single"]["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB-MIG-2g.10gb"
 
 
 def test_the_operators_configuration_gives_what_the_guide_says(half: tuple[object, ...]) -> None:
-    told = gpunode("resources", *half, "--output", "json").json()
+    told = verbs.run("resources", *half, "--output", "json").json()
     assert told["device_plugin"]["single"] is None
     assert told["device_plugin"]["mixed"] == {
         "nvidia.com/mig-1g.5gb": 8,
@@ -114,12 +80,12 @@ def test_nvidia_smi_on_the_host_lists_what_the_guide_prints(half: tuple[object, 
     def masked(text: str) -> list[str]:
         return [re.sub(r"(GPU|MIG)-[0-9a-f-]+", r"\1-…", line) for line in text.splitlines()]
 
-    ended = gpunode("status", *half, "--output", "nvidia-smi")
+    ended = verbs.run("status", *half, "--output", "nvidia-smi")
     assert masked(ended.out) == masked((DATA / "nvidia-smi" / "p4d-half-balanced.txt").read_text())
 
 
 def test_instances_have_the_figures_of_the_guides_table(half: tuple[object, ...]) -> None:
-    status = gpunode("status", *half, "--output", "json").json()
+    status = verbs.run("status", *half, "--output", "json").json()
     gpu = status["gpus"][0]
     assert gpu["mig"] == {"capable": True, "current": True, "pending": True}
     figures = {
@@ -127,7 +93,7 @@ def test_instances_have_the_figures_of_the_guides_table(half: tuple[object, ...]
         for i in gpu["gpu_instances"]
     }
     assert figures == {"3g.20gb": (20096, 42), "2g.10gb": (9984, 28), "1g.5gb": (4864, 14)}
-    labels = gpunode("resources", *half, "--output", "json").json()["labels"]["mixed"]
+    labels = verbs.run("resources", *half, "--output", "json").json()["labels"]["mixed"]
     engines = {
         name: tuple(labels[f"nvidia.com/mig-{name}.engines.{kind}"] for kind in ("copy", "decoder", "encoder"))
         for name in figures
@@ -136,7 +102,7 @@ def test_instances_have_the_figures_of_the_guides_table(half: tuple[object, ...]
 
 
 def test_the_node_pool_itself_asks_for_no_gpu() -> None:
-    ended = gpunode("explain", "--simulate", "p4d.24xlarge", SEEDS / "nodepool-al2023.yaml")
+    ended = verbs.run("explain", "--simulate", "p4d.24xlarge", SEEDS / "nodepool-al2023.yaml")
     assert ended.code == 2
     assert "there is no workload in it: it holds only EC2NodeClass, NodePool" in ended.err
 
@@ -156,7 +122,7 @@ def test_a_claim_is_given_a_device(
     manifest: str, on_half: bool, on_uniform: bool, why: str, half: tuple[object, ...], uniform: tuple[object, ...]
 ) -> None:
     for node, fits in ((half, on_half), (uniform, on_uniform)):
-        ended = gpunode("explain", *node, SEEDS / manifest, "--output", "json")
+        ended = verbs.run("explain", *node, SEEDS / manifest, "--output", "json")
         (verdict,) = ended.json()
         assert (verdict["kind"], verdict["strategy"], verdict["fits"]) == ("Pod", "dra", fits), ended.out
         assert ended.code == (0 if fits else 1)
@@ -166,14 +132,14 @@ def test_a_claim_is_given_a_device(
 
 @pytest.mark.parametrize(("strategy", "fits"), [("mixed", True), ("single", False), ("none", False)])
 def test_the_pod_must_ask_by_the_strategy(strategy: str, fits: bool, half: tuple[object, ...]) -> None:
-    ended = gpunode("explain", *half, SEEDS / "pod-mixed.yaml", "--strategy", strategy, "--output", "json")
+    ended = verbs.run("explain", *half, SEEDS / "pod-mixed.yaml", "--strategy", strategy, "--output", "json")
     (verdict,) = ended.json()
     assert verdict["fits"] is fits
     assert ended.code == (0 if fits else 1)
 
 
 def test_a_profile_that_is_not_advertised_leaves_the_pod_pending(uniform: tuple[object, ...]) -> None:
-    ended = gpunode("explain", *uniform, SEEDS / "pod-mixed.yaml", "--strategy", "mixed")
+    ended = verbs.run("explain", *uniform, SEEDS / "pod-mixed.yaml", "--strategy", "mixed")
     assert ended.code == 1
     assert "line 14: the node advertises no nvidia.com/mig-1g.5gb under mixed" in ended.out
     assert "the pod stays Pending" in ended.out
@@ -182,7 +148,7 @@ def test_a_profile_that_is_not_advertised_leaves_the_pod_pending(uniform: tuple[
 def test_bottlerockets_settings_say_which_strategy_there_is(uniform: tuple[object, ...], tmp_path: Path) -> None:
     settings = tmp_path / "user-data.toml"
     settings.write_text(documents("nodeclass-bottlerocket.yaml")[0]["spec"]["userData"])
-    ended = gpunode("explain", *uniform, "--settings", settings, SEEDS / "pod-mixed.yaml", "--output", "json")
+    ended = verbs.run("explain", *uniform, "--settings", settings, SEEDS / "pod-mixed.yaml", "--output", "json")
     (verdict,) = ended.json()
     assert (verdict["strategy"], verdict["fits"]) == ("single", False)
     assert "strategy is single, by Bottlerocket's settings" in ended.err
@@ -195,8 +161,8 @@ def test_labels_of_feature_discovery_say_which_strategy_there_is(half: tuple[obj
     labels.parent.mkdir(parents=True)
     labels.write_text("nvidia.com/mig.strategy=mixed\n")
     try:
-        ended = gpunode("explain", *half, SEEDS / "pod-mixed.yaml", "--output", "json")
-        resources = gpunode("resources", *half, "--output", "json").json()
+        ended = verbs.run("explain", *half, SEEDS / "pod-mixed.yaml", "--output", "json")
+        resources = verbs.run("resources", *half, "--output", "json").json()
     finally:
         labels.unlink()
     assert [(v["strategy"], v["fits"]) for v in ended.json()] == [("mixed", True)]
@@ -218,7 +184,7 @@ def test_labels_of_feature_discovery_say_which_strategy_there_is(half: tuple[obj
     ],
 )
 def test_a_task_definition_on_its_instance(task: str, node: str, fits: bool, why: str) -> None:
-    ended = gpunode("explain", "--simulate", node, SEEDS / task, "--output", "json")
+    ended = verbs.run("explain", "--simulate", node, SEEDS / task, "--output", "json")
     (verdict,) = ended.json()
     assert (verdict["kind"], verdict["strategy"], verdict["fits"]) == ("TaskDefinition", "ecs", fits)
     assert fits or why in verdict["reasons"][0]
@@ -226,7 +192,7 @@ def test_a_task_definition_on_its_instance(task: str, node: str, fits: bool, why
 
 
 def test_the_comma_too_many_of_the_guide_is_told_with_its_line() -> None:
-    ended = gpunode("explain", "--simulate", "g4dn.xlarge", SEEDS / "ecs-tensorflow-as-printed.json")
+    ended = verbs.run("explain", "--simulate", "g4dn.xlarge", SEEDS / "ecs-tensorflow-as-printed.json")
     assert ended.code == 2
     assert "ecs-tensorflow-as-printed.json, line 13" in ended.err or ":13:" in ended.err, ended.err
 
@@ -236,9 +202,9 @@ def test_the_comma_too_many_of_the_guide_is_told_with_its_line() -> None:
 )
 def test_each_fraction_belongs_to_its_types(value: str, nodes: tuple[str, ...]) -> None:
     for node in nodes:
-        told = gpunode("resources", "--simulate", node, "--output", "json").json()
+        told = verbs.run("resources", "--simulate", node, "--output", "json").json()
         assert told["ecs"] == {"gpus": 1, "values": [value]}
-        status = gpunode("status", "--simulate", node, "--output", "json").json()
+        status = verbs.run("status", "--simulate", node, "--output", "json").json()
         (gpu,) = status["gpus"]
         assert gpu["mig"]["capable"] is False
         assert gpu["memory"]["total_bytes"] / 2**30 == pytest.approx(24 * float(value), rel=0.1)
@@ -295,7 +261,7 @@ def test_an_ultraserver_can_do_mig() -> None:
 def test_the_families_without_mig_are_refused_with_what_to_use_instead(name: str, tmp_path: Path) -> None:
     settings = tmp_path / "user-data.toml"
     settings.write_text(documents("nodeclass-bottlerocket.yaml")[0]["spec"]["userData"])
-    ended = gpunode("apply", "--yes", "--simulate", name, "--settings", settings)
+    ended = verbs.run("apply", "--yes", "--simulate", name, "--settings", settings)
     assert ended.code == 4
     assert name.split(".")[0] in ended.err + ended.out
     assert "time-slicing" in ended.err + ended.out
@@ -316,7 +282,7 @@ PROFILES: dict[str, dict[str, int]] = {
 
 @pytest.mark.parametrize("node", PROFILES)
 def test_each_type_offers_the_profiles_of_the_guide(node: str) -> None:
-    told = gpunode("profiles", "--simulate", node, "--output", "json").json()
+    told = verbs.run("profiles", "--simulate", node, "--output", "json").json()
     offered = {p["name"]: p["max_instances"] for p in told[0]["profiles"]}
     assert PROFILES[node].items() <= offered.items()
     for profile in told[0]["profiles"]:
@@ -325,12 +291,12 @@ def test_each_type_offers_the_profiles_of_the_guide(node: str) -> None:
 
 
 def test_figures_that_the_guide_calls_preliminary_come_from_the_driver() -> None:
-    told = gpunode("profiles", "--simulate", "p6-b300.48xlarge", "--output", "json").json()
+    told = verbs.run("profiles", "--simulate", "p6-b300.48xlarge", "--output", "json").json()
     offered = {p["name"]: p["max_instances"] for p in told[0]["profiles"]}
     assert {"1g.34gb": 7, "1g.67gb": 4, "2g.67gb": 3, "3g.135gb": 2, "7g.269gb": 1}.items() <= offered.items()
 
 
 def test_rtx_pro_offers_graphics_and_media_variants() -> None:
-    told = gpunode("profiles", "--simulate", "g7e.48xlarge", "--output", "json").json()
+    told = verbs.run("profiles", "--simulate", "g7e.48xlarge", "--output", "json").json()
     names = {p["name"] for p in told[0]["profiles"]}
     assert {"1g.24gb+gfx", "1g.24gb+me.all", "1g.24gb-me"} <= names

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as rules
 
 from agent.settings import migparted, model, source, userdata
-from tests.e2e import test_cases as cases
+from tests import verbs
 from tests.settings import api as apis
 from tests.settings import test_random as scrap
 
@@ -68,7 +68,7 @@ class Host:
         return path
 
     def values(self, *words: object, verb: str = "check") -> dict[str, dict[str, object]]:
-        ended = cases.gpunode(verb, *self.flags, *words, "--output", "json")
+        ended = verbs.run(verb, *self.flags, *words, "--output", "json")
         told = ended.json()
         found = told["values"] if verb == "check" else told["settings"]["values"]
         assert isinstance(found, dict)
@@ -103,7 +103,7 @@ def test_every_source_overrides_the_one_before_it_and_check_names_it(key: str, h
         else:
             assert str(path) in str(found["source"])
             assert found["line"] is not None
-        row = next(line for line in cases.gpunode("check", *host.flags).out.splitlines() if line.startswith(key + " "))
+        row = next(line for line in verbs.run("check", *host.flags).out.splitlines() if line.startswith(key + " "))
         assert ("environment" if where == "environment" else str(path)) in row
 
 
@@ -132,11 +132,11 @@ def test_the_last_source_with_a_layout_decides_it_alone(host: Host) -> None:
         assert (found["value"], found["file"]) == ("mig-parted:one", str(parted))
         found = host.values("--mig-config", f"{parted}:two")["layout"]
         assert (found["value"], found["file"]) == ("mig-parted:two", str(parted))
-        plan = cases.gpunode("plan", *host.flags, "--mig-config", f"{parted}:two", "--output", "json").json()
+        plan = verbs.run("plan", *host.flags, "--mig-config", f"{parted}:two", "--output", "json").json()
         made = [s["profile"] for g in plan["gpus"] for s in g["steps"] if s["kind"] == "create-gpu-instance"]
         assert made in ([], ["2g.10gb"] * 3), "with MIG off the driver tells no profiles yet"
-        assert cases.gpunode("apply", "--yes", *host.flags, "--mig-config", f"{parted}:two").code == 0
-        status = cases.gpunode("status", *host.flags, "--output", "json").json()
+        assert verbs.run("apply", "--yes", *host.flags, "--mig-config", f"{parted}:two").code == 0
+        status = verbs.run("status", *host.flags, "--output", "json").json()
         assert [i["profile"] for i in status["gpus"][0]["gpu_instances"]] == ["2g.10gb"] * 3
 
 
@@ -149,15 +149,15 @@ def test_the_document_may_be_named_in_the_configuration(host: Host) -> None:
     )
     host.say("config.toml", '[gpunode.mig-parted]\nfile = "parted.yaml"\nconfig = "two"\n')
     assert host.values()["layout"]["value"] == "mig-parted:two"
-    assert cases.gpunode("apply", "--yes", *host.flags).code == 0
-    status = cases.gpunode("status", *host.flags, "--output", "json").json()
+    assert verbs.run("apply", "--yes", *host.flags).code == 0
+    status = verbs.run("status", *host.flags, "--output", "json").json()
     assert [i["profile"] for i in status["gpus"][0]["gpu_instances"]] == ["3g.20gb"] * 2
     host.say("config.toml", '[gpunode.mig-parted]\nfile = "parted.yaml"\nconfig = "tow"\n')
-    ended = cases.gpunode("check", *host.flags)
+    ended = verbs.run("check", *host.flags)
     assert ended.code == 2
     assert 'did you mean "two"' in ended.out
     host.say("config.toml", '[gpunode.mig-parted]\nfile = "parted.yaml"\n')
-    assert "one" in cases.gpunode("check", *host.flags).out, "with several labels, one must be named"
+    assert "one" in verbs.run("check", *host.flags).out, "with several labels, one must be named"
 
 
 def test_settings_files_replace_files_and_api_but_not_the_environment(host: Host) -> None:
@@ -175,7 +175,7 @@ def test_status_tells_where_each_value_comes_from_like_check(host: Host) -> None
     path = host.say("config.toml", '[gpunode]\nunlisted-gpus = "disable"\n')
     host.monkeypatch.setenv("GPUNODE_PERIOD", "30")
     assert host.values(verb="status") == host.values()
-    lines = cases.gpunode("status", *host.flags).out.splitlines()
+    lines = verbs.run("status", *host.flags).out.splitlines()
     assert f"  unlisted-gpus = disable, from {path} line 2" in lines
     assert "  period = 30.0, from environment, key GPUNODE_PERIOD" in lines
     assert not any("on-failure" in line for line in lines), "defaults are not told one by one"
@@ -183,9 +183,9 @@ def test_status_tells_where_each_value_comes_from_like_check(host: Host) -> None
 
 def test_arguments_of_commands_are_nobody_elses_business_in_status(host: Host) -> None:
     host.say("config.toml", '[[gpunode.after-change]]\ncommand = ["/usr/bin/true", "--token=s3cret"]\n')
-    assert "s3cret" in cases.gpunode("check", *host.flags).out
+    assert "s3cret" in verbs.run("check", *host.flags).out
     for output in ("table", "json"):
-        said = cases.gpunode("status", *host.flags, "--output", output).out
+        said = verbs.run("status", *host.flags, "--output", output).out
         assert "s3cret" not in said
         assert "/usr/bin/true" in said
 
@@ -198,7 +198,7 @@ def test_sharing_together_with_mig_is_warned_about(host: Host, sharing: str, dec
     with apis.serving(host.path("run/api.sock")) as api:
         strategy = "none" if declared == "by us alone" else "mig"
         api.answer(apis.table(device_partitioning_strategy=strategy, device_sharing_strategy=sharing))
-        ended = cases.gpunode("check", *host.flags)
+        ended = verbs.run("check", *host.flags)
     assert ended.code == 0
     (told,) = [line for line in ended.out.splitlines() if "together with MIG" in line]
     assert told.startswith("warning: ")
@@ -232,14 +232,14 @@ def document(data: bytes, kind: str) -> Iterator[tuple[tuple[object, ...], str]]
 def refused_or_good(data: bytes, kind: str) -> None:
     with document(data, kind) as (flags, name):
         for output in ("table", "json"):
-            ended = cases.gpunode("check", *flags, "--output", output)
+            ended = verbs.run("check", *flags, "--output", output)
             assert ended.code in (0, 2), ended
             assert "Traceback" not in ended.err + ended.out
             assert "internal error" not in ended.err
             if ended.code == 2:
                 assert name in ended.out
         if kind == "toml":
-            assert cases.gpunode("plan", *flags).code in (0, 2, 3, 4)
+            assert verbs.run("plan", *flags).code in (0, 2, 3, 4)
 
 
 @pytest.mark.parametrize("kind", sorted(scrap.SEEDS))
@@ -290,7 +290,7 @@ SPOILED: list[tuple[str, Callable[[Path], object], str]] = [
 def test_one_clear_error_each(host: Host, spoil: Callable[[Path], object], says: str) -> None:
     path = host.place / "own.toml"
     spoil(path)
-    ended = cases.gpunode("check", *host.flags, "--settings", path)
+    ended = verbs.run("check", *host.flags, "--settings", path)
     assert ended.code == 2
     told = [line for line in ended.out.splitlines() if line.startswith("error: ")]
     assert len(told) == 1, told

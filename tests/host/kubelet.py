@@ -158,6 +158,8 @@ class _Server(grpclib.server.Server):
 
     async def hang_up(self) -> None:
         for protocol, lost in self._open:
+            while not hasattr(protocol, "connection"):  # noqa: ASYNC110  # accepted, and not yet told so
+                await asyncio.sleep(0)
             if not lost.is_set():
                 protocol.connection.close()
                 await lost.wait()

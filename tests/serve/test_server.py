@@ -6,10 +6,8 @@ import asyncio
 import base64
 import gzip
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -21,7 +19,7 @@ from agent import errors
 from agent.reconcile import snapshot as snapshots
 from agent.serve import address, exposition, server
 from agent.serve import board as boards
-from tests.serve import built
+from tests.serve import built, openssl
 
 PATHS = ("/", "/metrics", "/livez", "/readyz", "/healthz", "/status")
 PASSWORD = "correct horse"
@@ -308,30 +306,10 @@ async def test_nonsense_on_the_wire_is_400(start: Start) -> None:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with server.pem, server.key and a client's pair, each signed by itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl here to make certificates with")
     where = tmp_path_factory.mktemp("certificates")
     for name in ("server", "client", "stranger"):
-        subprocess.run(
-            [
-                *(
-                    "openssl",
-                    "req",
-                    "-x509",
-                    "-newkey",
-                    "ec",
-                    "-pkeyopt",
-                    "ec_paramgen_curve:P-256",
-                    "-nodes",
-                    "-days",
-                    "2",
-                ),
-                *("-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}.test,IP:127.0.0.1"),
-                *("-keyout", where / f"{name}.key", "-out", where / f"{name}.pem"),
-            ],
-            check=True,
-            capture_output=True,
-        )
+        names = ("-addext", f"subjectAltName=DNS:{name}.test,IP:127.0.0.1")
+        openssl.make(where / f"{name}.key", where / f"{name}.pem", name, *names)
     return where
 
 

@@ -6,8 +6,6 @@ import asyncio
 import base64
 import builtins
 import os
-import shutil
-import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 
 from agent import errors
 from agent.serve import webconfig
+from tests.serve import openssl
 
 HASH = "$2y$04$x2fSrjEgMDUYdnBmAMRIBe4QWhmnfEICbByoeZJGznLqXlfSOA0Em"
 PASSWORD = "correct horse"
@@ -41,28 +40,8 @@ def basic(user: str, password: str) -> str:
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A certificate and its key, as text."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl here to make certificates with")
     where = tmp_path_factory.mktemp("pair")
-    subprocess.run(
-        [
-            *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:P-256",
-                "-nodes",
-                "-days",
-                "2",
-            ),
-            *("-subj", "/CN=x", "-keyout", where / "key", "-out", where / "cert"),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    openssl.make(where / "key", where / "cert", "x")
     return (where / "cert").read_text(), (where / "key").read_text()
 
 
@@ -323,25 +302,7 @@ def test_a_new_certificate_is_used_for_new_connections(folder: Path, capsys: pyt
     (folder / "cert").write_text("nonsense")
     web.refresh()
     assert "the last good one stays in force" in capsys.readouterr().err
-    subprocess.run(
-        [
-            *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:P-256",
-                "-nodes",
-                "-days",
-                "2",
-            ),
-            *("-subj", "/CN=renewed", "-keyout", folder / "key", "-out", folder / "cert"),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    openssl.make(folder / "key", folder / "cert", "renewed")
     web.refresh()
     assert web.context is context
     assert "web configuration taken up" in capsys.readouterr().err
