@@ -197,17 +197,7 @@ async def run_cycle(
     )
     settings, view, reasons = await _settings(around)
     if settings is None:
-        node = await _node_or_none(around)
-        return _finish(
-            around,
-            base,
-            node=node,
-            facts=await _facts(around, node),
-            settings=view,
-            phase=snapshot.Phase.FAILED,
-            reasons=reasons,
-            writes=False,
-        )
+        return await _without_settings(around, base, view, reasons)
     try:
         if seen is None:
             settings, view, more, seen = await _look(around, settings, view)
@@ -217,17 +207,7 @@ async def run_cycle(
     except errors.SettingsError as cause:
         view = dataclasses.replace(view, valid=False, problems=(*view.problems, *cause.problems))
         reasons += tuple(snapshot.Reason("settings-invalid", str(p)) for p in cause.problems if p.is_error)
-        node = await _node_or_none(around)
-        return _finish(
-            around,
-            base,
-            node=node,
-            facts=await _facts(around, node),
-            settings=view,
-            phase=snapshot.Phase.FAILED,
-            reasons=reasons,
-            writes=False,
-        )
+        return await _without_settings(around, base, view, reasons)
     except errors.DriverError as cause:
         # Without GPUs nobody can tell whether these settings are possible: they replace no good ones yet.
         memory.settings = memory.settings or settings
@@ -264,6 +244,26 @@ async def run_cycle(
         reasons=reasons + more,
         owner=seen.ownership.owner,
         writes=hindrance is None,
+    )
+
+
+async def _without_settings(
+    around: Surroundings,
+    base: snapshot.Snapshot,
+    view: snapshot.SettingsView,
+    reasons: tuple[snapshot.Reason, ...],
+) -> snapshot.Snapshot:
+    """End a cycle that no settings can be used for: the node is told as it is, and nothing is written."""
+    node = await _node_or_none(around)
+    return _finish(
+        around,
+        base,
+        node=node,
+        facts=await _facts(around, node),
+        settings=view,
+        phase=snapshot.Phase.FAILED,
+        reasons=reasons,
+        writes=False,
     )
 
 
