@@ -35,8 +35,13 @@ class Abandoned(BaseException):
     """The lane of this thread was given up while a call was out: its job must not go on.
 
     No Exception on purpose: nothing that handles driver errors on the way may swallow it, or a job
-    would go on changing a GPU long after everybody was told that it hangs.
+    would go on changing a GPU long after everybody was told that it hangs. `done` tells that the call
+    did come back and had succeeded: what it opened is open.
     """
+
+    def __init__(self, *, done: bool = False) -> None:
+        super().__init__()
+        self.done = done
 
 
 class Record:
@@ -78,8 +83,11 @@ def call(name: str, *args: Any) -> Any:
         record.call = (name, time.monotonic())
     with _counting:
         counts[name] += 1
+    done = False
     try:
-        return getattr(pynvml, name)(*args)
+        answer = getattr(pynvml, name)(*args)
+        done = True
+        return answer
     except pynvml.NVMLError as cause:
         raise codes.translate(int(cause.value), name, gpu) from None
     except AttributeError:
@@ -93,4 +101,4 @@ def call(name: str, *args: Any) -> Any:
         if record is not None:
             record.call = None
             if record.abandoned:
-                raise Abandoned
+                raise Abandoned(done=done)

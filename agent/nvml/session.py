@@ -99,21 +99,33 @@ class Session:
         Raises errors.DriverError with one sentence.
         """
         with self._lock:
-            if self._open:
-                return
-            self._load()
-            try:
-                calls.call("nvmlInit")
-            except errors.CallError as cause:
-                self._mismatched = cause.code == _MISMATCH
-                raise errors.DriverError(self._no_driver(cause)) from cause
-            self._loaded_for = self._loaded_for or driver_version(self._root)
-            self.initializations += 1
-            self.epoch += 1
-            self._open = True
-            self.versions = measures.Versions(
-                driver=_text("nvmlSystemGetDriverVersion"), nvml=_text("nvmlSystemGetNVMLVersion"), cuda=_cuda()
-            )
+            if not self._open:
+                self._initialise()
+            if self.versions is None:
+                self.versions = measures.Versions(
+                    driver=_text("nvmlSystemGetDriverVersion"), nvml=_text("nvmlSystemGetNVMLVersion"), cuda=_cuda()
+                )
+
+    def _initialise(self) -> None:
+        self._load()
+        try:
+            calls.call("nvmlInit")
+        except errors.CallError as cause:
+            self._mismatched = cause.code == _MISMATCH
+            raise errors.DriverError(self._no_driver(cause)) from cause
+        except calls.Abandoned as given_up:
+            # The library counts its openings: one that came late and is not closed again would keep
+            # every GPU in use, and be in the way of each reset as long as this process lives.
+            if given_up.done:
+                self._opened()
+            raise
+        self._opened()
+
+    def _opened(self) -> None:
+        self._open = True
+        self._loaded_for = self._loaded_for or driver_version(self._root)
+        self.initializations += 1
+        self.epoch += 1
 
     def driver_changed(self) -> bool:
         """Whether the kernel module is another one than when the library was loaded. A process cannot

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from pathlib import Path
 
 import pynvml
 import pytest
 
 from agent import errors
+from agent.nvml import calls
 from agent.nvml import session as sessions
 from agent.sim import node as simulated
 
@@ -166,4 +170,32 @@ def test_a_library_that_fits_and_came_after_a_mismatch_is_noticed(
     assert not session.driver_changed()  # to start anew would end the same
     lay(tmp_path, "usr/lib", "580.65.06")
     assert session.driver_changed()
+    node.close()
+
+
+def test_an_opening_that_was_given_up_and_came_late_is_closed_again() -> None:
+    """The library counts openings: one too many would be in the way of every GPU reset."""
+    node = simulated.open_node("h100.80gb:1")
+    session = sessions.Session(node.library)
+    order = node.hang("nvmlInitWithFlags")
+    record = calls.Record(None)
+
+    def work() -> None:
+        calls.attend(record)
+        with contextlib.suppress(calls.Abandoned):
+            session.open()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not any(fault.seen for fault in node.faults.listed()):
+        time.sleep(0.001)
+    record.abandoned = True
+    node.release(order)
+    thread.join(10)
+    session.open()
+    assert session.versions is not None
+    assert session.versions.driver == "590.48.01"
+    session.close()
+    assert node.library_calls()["nvmlInitWithFlags"] == node.library_calls()["nvmlShutdown"] == 1
+    assert not node.driver.live_sessions()
     node.close()

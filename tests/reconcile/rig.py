@@ -68,6 +68,8 @@ class Rig:
     async def restart(self) -> None:
         """Go on as another process of gpunode would: nothing remembered but what is on disk."""
         await self.gpus.close()
+        with self.sim.driver.store.change() as node:
+            node.sessions = []  # what the other one left open has ended with it
         self.gpus = self._open()
         self.around = dataclasses.replace(self.around, gpus=self.gpus, memory=cycle.Memory())
 
