@@ -122,10 +122,16 @@ class Look:
     """Why layouts of cards that have left the bus cannot be brought about."""
 
 
-def digest(layout: layouts.Layout) -> str:
-    """Return a short fingerprint of what is wanted, the same whatever document declared it."""
+def digest(layout: layouts.Layout, *, disable_unlisted: bool = False) -> str:
+    """Return a short fingerprint of what is wanted, the same whatever document declared it. What is to
+    become of the GPUs that no layout names belongs to it."""
     bare = [dataclasses.replace(gpu, origin="") for gpu in layout.gpus]
-    return hashlib.sha256(repr(sorted(bare, key=lambda g: g.uuid)).encode()).hexdigest()[:16]
+    text = repr(sorted(bare, key=lambda g: g.uuid)) + (" and no MIG elsewhere" if disable_unlisted else "")
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _target(settings: model.Settings, layout: layouts.Layout) -> str:
+    return digest(layout, disable_unlisted=settings.unlisted_gpus == "disable")
 
 
 def policy(
@@ -230,7 +236,7 @@ async def run_cycle(
         reasons += await around.changed(settings)
     phase, more = _judge(around, settings, seen, outcome, hindrance, intent)
     if intent is not Intent.LOOK and phase is snapshot.Phase.CONVERGED:
-        _remember(around, seen)
+        _remember(around, settings, seen)
     return _finish(
         around,
         base,
@@ -365,7 +371,11 @@ def _hindrance(around: Surroundings, settings: model.Settings, seen: Look, inten
         return (seen.ownership.code, seen.ownership.why)
     if settings.enforcement == "observe":
         return ("observe", "enforcement is set to observe, so nothing is changed")
-    if intent is Intent.DAEMON and settings.enforcement == "boot" and _was_in_force(around, seen.layout):
+    if (
+        intent is Intent.DAEMON
+        and settings.enforcement == "boot"
+        and _was_in_force(around, _target(settings, seen.layout))
+    ):
         return (
             "boot-done",
             'the layout was in force once in this boot, and enforcement = "boot" repairs nothing after that',
@@ -511,7 +521,7 @@ def _judge(
         pending = _pending(seen)
         allowed = policy(settings, seen.node, force=around.force)
         if pending and allowed.reboot:
-            phase, reason = _reboot(around, seen)
+            phase, reason = _reboot(around, _target(settings, seen.layout))
             return phase, (*reasons, reason)
         if pending and not (outcome is not None and outcome.failures):
             numbers = ", ".join(str(indexes[uuid]) for uuid in pending)
@@ -556,14 +566,14 @@ def _pending(seen: Look) -> list[str]:
     return found
 
 
-def _reboot(around: Surroundings, seen: Look) -> tuple[snapshot.Phase, snapshot.Reason]:
+def _reboot(around: Surroundings, target: str) -> tuple[snapshot.Phase, snapshot.Reason]:
     """Ask for the one reboot that may finish the mode change, through the guard."""
     guard = reboots.Guard(
         path=around.machine.path(REBOOTS), boot_id=around.machine.boot_id(), machine_id=around.machine_id()
     )
-    verdict = guard.ask(digest(seen.layout), around.clock())
+    verdict = guard.ask(target, around.clock())
     if verdict.allowed:
-        log.warning("requesting a reboot so that the MIG mode takes effect", target=digest(seen.layout))
+        log.warning("requesting a reboot so that the MIG mode takes effect", target=target)
         try:
             around.machine.request_reboot("a MIG mode change is pending")
         except errors.GpunodeError as cause:
@@ -647,10 +657,10 @@ def fingerprint(node: nodes.NodeState) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _remember(around: Surroundings, seen: Look) -> None:
+def _remember(around: Surroundings, settings: model.Settings, seen: Look) -> None:
     """Note durably that the layout is in force in this boot, and which card has which index."""
     machine = around.machine
-    record = {"boot_id": machine.boot_id(), "layout": digest(seen.layout)}
+    record = {"boot_id": machine.boot_id(), "layout": _target(settings, seen.layout)}
     indexes = {str(gpu.index): gpu.pci_bus_id for gpu in seen.node.gpus}
     known = _remembered_indexes(machine) or {}
     for path, document in ((IN_FORCE, record), (INDEXES, {"indexes": indexes})):
@@ -667,9 +677,9 @@ def _remember(around: Surroundings, seen: Look) -> None:
             log.warning("cannot remember the layout in force", path=place, cause=cause)
 
 
-def _was_in_force(around: Surroundings, layout: layouts.Layout) -> bool:
+def _was_in_force(around: Surroundings, target: str) -> bool:
     machine = around.machine
-    return _read_json(machine.path(IN_FORCE)) == {"boot_id": machine.boot_id(), "layout": digest(layout)}
+    return _read_json(machine.path(IN_FORCE)) == {"boot_id": machine.boot_id(), "layout": target}
 
 
 def _remembered_indexes(machine: machines.Machine) -> dict[int, str] | None:

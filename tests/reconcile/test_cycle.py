@@ -82,6 +82,53 @@ async def test_boot_applies_changed_settings_live(make: Make) -> None:
     assert sorted(rigs.names(result)[0]) == ["1g.10gb", "2g.20gb", "3g.40gb"]
 
 
+async def test_boot_applies_live_what_shall_become_of_gpus_no_layout_names(make: Make) -> None:
+    rig = make("h100.80gb:2", HALVES)
+    await rig.cycle(cycle.Intent.DAEMON)
+    first = HALVES.replace('"all"', "[0]")
+    rig.set(first)
+    assert (await rig.cycle(cycle.Intent.DAEMON)).phase is snapshot.Phase.CONVERGED
+    rig.set('[gpunode]\nunlisted-gpus = "disable"\n' + first)
+    assert (await rig.cycle(cycle.Intent.DAEMON)).phase is snapshot.Phase.CONVERGED
+    assert [mig for mig, _ in rig.truth()] == [True, False]
+    with rig.sim.driver.store.change() as node:
+        node.gpus[1].mig = node.gpus[1].pending = True
+    again = await rig.cycle(cycle.Intent.DAEMON)
+    assert (again.phase, "boot-done" in rigs.codes(again)) == (snapshot.Phase.DRIFTED, True)
+
+
+async def test_the_history_of_cycles_is_kept_over_a_reboot(make: Make) -> None:
+    rig = make("h100.80gb:1", HALVES)
+    rig.around = dataclasses.replace(rig.around, keep_history=True)
+    for _ in range(3):
+        rig.now += 60
+        first = await rig.cycle(cycle.Intent.DAEMON)
+    # What is found the same again is told once.
+    assert [(past.phase, past.steps, past.times) for past in first.history] == [("converged", 5, 3)]
+    boot = first.history[-1].boot_id
+    await rig.reboot()
+    rig.now += 60
+    second = await rig.cycle(cycle.Intent.DAEMON)
+    (before, _) = second.history
+    assert (before.at, before.boot_id, before.steps) == (first.history[0].at, boot, 5)
+    assert second.history[-1].boot_id not in ("", boot)
+    assert second.history[-1].steps == 5
+    rig.sim.machine.path(cycle.HISTORY).write_text("nonsense")
+    await rig.restart()
+    assert len((await rig.cycle(cycle.Intent.DAEMON)).history) == 1
+
+
+async def test_the_history_is_bounded_and_what_cannot_be_kept_stops_nothing(make: Make) -> None:
+    rig = make("h100.80gb:1", HALVES)
+    rig.around = dataclasses.replace(rig.around, keep_history=True)
+    rig.sim.machine.path(cycle.HISTORY).mkdir(parents=True)
+    for turn in range(snapshot.HISTORY_LENGTH + 3):
+        rig.set((HALVES, MIXED)[turn % 2])
+        result = await rig.cycle(cycle.Intent.DAEMON)
+        assert result.phase is snapshot.Phase.CONVERGED
+    assert len(result.history) == snapshot.HISTORY_LENGTH
+
+
 async def test_continuous_repairs_drift(make: Make) -> None:
     rig = make("h100.80gb:1", CONTINUOUS)
     first = await rig.cycle(cycle.Intent.DAEMON)
