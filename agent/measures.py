@@ -136,7 +136,8 @@ class Collector:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """All GPUs, at about one moment. `generation` is the topology the figures belong to."""
+    """All GPUs, at about one moment. `generation` is the topology the figures belong to. `xid_errors` and
+    `xid_last` (Unix seconds) are by GPU UUID, GPU instance id, compute instance id ("" = the whole GPU), XID."""
 
     taken: float
     generation: int
@@ -149,7 +150,7 @@ class Sample:
     collectors: Mapping[str, Collector] = dataclasses.field(default_factory=dict)
     event_watch_up: bool | None = None
     xid_errors: Mapping[tuple[str, str, str, int], int] = dataclasses.field(default_factory=dict)
-    xid_last: Mapping[tuple[str, int], float] = dataclasses.field(default_factory=dict)
+    xid_last: Mapping[tuple[str, str, str, int], float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _ABSENT_CODES = frozenset({2, 3, 4, 13, 22, 24, 25, 26})
 """What says "not here" rather than "not now": NVML has several ways of it."""
 
 # Field ids of nvmlDeviceGetFieldValues.
-_POWER, _ENERGY, _MEMORY_TEMPERATURE, _REPLAYS = 186, 83, 82, 94
+_POWER, _ENERGY, _MEMORY_TEMPERATURE, _REPLAYS = 185, 83, 82, 94
 _PCIE_SENT, _PCIE_RECEIVED = 197, 198
 _NVLINK_SENT, _NVLINK_RECEIVED = 138, 139
 _RECOVERY = 230
@@ -539,7 +539,7 @@ class Meter:
     def _fabric(self, state: _State, *, slow: bool) -> str | None:
         """Return the fabric's state; while it is on its way it is asked each visit, as readiness waits for it."""
         word: str | None = state.slow.get("fabric_state")
-        if not slow and word in ("not-started", "in-progress"):
+        if not slow and word in ("not-started", "in-progress", "failed"):
             word = self._ask_fabric(state)
             state.slow = {**state.slow, "fabric_state": word}
         return word
@@ -549,7 +549,9 @@ class Meter:
         info.version = pynvml.nvmlGpuFabricInfo_v2
         if self._ask(state, "fabric", "nvmlDeviceGetGpuFabricInfoV", state.card.handle, ctypes.byref(info)) is None:
             return None
-        return _FABRIC.get(int(info.state))
+        word = _FABRIC.get(int(info.state))
+        # Completed says that the registration has ended; how it ended is told beside it.
+        return "failed" if word == "completed" and int(info.status) else word
 
     # --- asking
 

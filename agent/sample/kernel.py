@@ -2,7 +2,8 @@
 
 Where the log stands is kept under /run with the boot's id: after a restart reading goes on behind
 the last record seen, and after a reboot from the beginning. Records tell seconds since boot; they
-become Unix times by the boot time in /proc/stat.
+become Unix times by the boot time in /proc/stat. The log's clock is not the one that NTP keeps right
+and is seconds off after days, so a record is also held to be no older than the look before.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ class Host(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """An XID in the log. `address` is the GPU's on the bus (`0000:10:1c.0`), `when` in Unix seconds; ids
-    are None where the whole GPU is meant."""
+    """An XID in the log. `address` is the GPU's on the bus (`0000:10:1c.0`), `when` in Unix seconds, which
+    may be `doubt` seconds off; ids are None where the whole GPU is meant."""
 
     address: str
     xid: int
     when: float
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
+    doubt: float = 0.0
 
 
 class KernelLog:
@@ -49,6 +51,7 @@ class KernelLog:
         self._clock = clock
         self._reader: kmsg.Reader | None = None
         self._boot_id = ""
+        self._looked: float | None = None
 
     def read(self) -> tuple[Line, ...] | None:
         """Return what was written since last time; None where this process cannot read such a log at all.
@@ -63,12 +66,23 @@ class KernelLog:
             found = self._reader.read()
         except (FileNotFoundError, PermissionError):
             return None
+        earliest, self._looked = self._looked, self._clock()
         if self._reader.sequence != before:
             self._keep(self._reader.sequence)
         if not found:
             return ()
         booted = self._booted()
-        return tuple(Line(one.pci, one.xid, booted + one.at, one.gi, one.ci) for one in found)
+        return tuple(
+            Line(
+                one.pci,
+                one.xid,
+                min(max(booted + one.at, earliest or 0.0), self._looked),
+                one.gi,
+                one.ci,
+                doubt=0.0 if earliest is None else max(0.0, self._looked - earliest),
+            )
+            for one in found
+        )
 
     def _left_at(self) -> int:
         try:

@@ -331,6 +331,8 @@ class Sampler:
                 when=line.when,
                 gpu_instance_id=line.gpu_instance_id,
                 compute_instance_id=line.compute_instance_id,
+                heard=self._clock(),
+                doubt=line.doubt,
             )
         self._collectors["kernel-log"] = measures.Collector(True, self._monotonic() - started, self._clock())
 

@@ -25,8 +25,12 @@ Key = tuple[str, str, str, int]
 
 @dataclasses.dataclass(slots=True)
 class _Report:
+    """`doubt` seconds may be wrong about `when`; `heard` is when gpunode learned of it."""
+
     when: float
     key: Key
+    doubt: float = 0.0
+    heard: float = 0.0
 
 
 class Ledger:
@@ -34,7 +38,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._counts: collections.Counter[Key] = collections.Counter()
-        self._last: dict[tuple[str, int], float] = {}
+        self._last: dict[Key, float] = {}
         self._events: list[_Report] = []
         self._held: list[_Report] = []
 
@@ -64,19 +68,22 @@ class Ledger:
         when: float,
         gpu_instance_id: int | None = None,
         compute_instance_id: int | None = None,
+        heard: float | None = None,
+        doubt: float = 0.0,
     ) -> None:
-        """Note what the kernel's log reported; it counts after `HOLD` unless an event tells of the same."""
+        """Note what the kernel's log reported; `HOLD` after it was `heard` (else: after `when`) it counts,
+        unless an event tells of the same. `when` may be `doubt` seconds off."""
         key = (uuid, _word(gpu_instance_id), _word(compute_instance_id), xid)
-        match = _match(self._events, key, when)
+        match = _match(self._events, key, when, doubt)
         if match is not None:
             self._events.remove(match)
         else:
-            self._held.append(_Report(when, key))
+            self._held.append(_Report(when, key, doubt, when if heard is None else heard))
 
     def settle(self, now: float) -> None:
         """Count the lines of the log that waited long enough, and forget events too old to match."""
-        due = [report for report in self._held if now - report.when >= HOLD]
-        self._held = [report for report in self._held if now - report.when < HOLD]
+        due = [report for report in self._held if now - report.heard >= HOLD]
+        self._held = [report for report in self._held if now - report.heard < HOLD]
         for report in due:
             self._count(report.key, report.when)
         self._events = [report for report in self._events if now - report.when < SAME_WITHIN]
@@ -87,24 +94,23 @@ class Ledger:
         counts.update(self._counts)
         return counts
 
-    def last(self) -> dict[tuple[str, int], float]:
-        """Return when each XID of each GPU was last reported."""
+    def last(self) -> dict[Key, float]:
+        """Return when each XID was last reported of each GPU and instance."""
         return dict(self._last)
 
     def _count(self, key: Key, when: float) -> None:
         self._counts[key] += 1
-        uuid, _, _, xid = key
-        self._last[uuid, xid] = max(when, self._last.get((uuid, xid), when))
+        self._last[key] = max(when, self._last.get(key, when))
 
 
 def _word(number: int | None) -> str:
     return "" if number is None else str(number)
 
 
-def _match(reports: Iterable[_Report], key: Key, when: float) -> _Report | None:
+def _match(reports: Iterable[_Report], key: Key, when: float, doubt: float = 0.0) -> _Report | None:
     """Return a report about the same XID of the same GPU, near enough in time."""
     for report in reports:
         same = report.key[0] == key[0] and report.key[3] == key[3]
-        if same and abs(report.when - when) <= SAME_WITHIN:
+        if same and abs(report.when - when) <= SAME_WITHIN + report.doubt + doubt:
             return report
     return None

@@ -137,6 +137,7 @@ def build() -> family.Build:
 def view_of(board: boards.Board, *, now: float, what: family.Build) -> family.View:
     """Return everything metrics are read from, judged at `now` (Unix seconds)."""
     return family.View(
+        now=now,
         snapshot=board.snapshot,
         sample=board.sample,
         health=health.judge(

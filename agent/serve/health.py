@@ -22,6 +22,8 @@ SAMPLE_STALE_AFTER = 30.0
 """Seconds after which a sample is called old (six cycles of the default interval)."""
 XID_REMEMBERED = 600.0
 """Seconds for which a fatal XID keeps a node degraded, unless the driver itself asks for recovery."""
+STOPPED_BY = frozenset(("gpu-reset", "node-reboot", "drain-and-reset", "bus-reset", "system-reboot"))
+"""Recovery actions that end what runs on the instances of a GPU; the others are about its links."""
 
 CODES = {
     "loop-stuck": "the event loop of gpunode has not turned for 10 s",
@@ -244,10 +246,24 @@ def _measured(snapshot: snapshots.Snapshot | None, sample: measures.Sample, foun
     for gpu in sample.gpus:
         _gpu_measured(gpu, found)
     indexes = {gpu.uuid: gpu.index for gpu in sample.gpus}
-    for (uuid, xid), when in sorted(sample.xid_last.items()):
+    for (uuid, instance, _, xid), when in sorted(sample.xid_last.items()):
         if xid in xids.FATAL and now - when <= XID_REMEMBERED:
             who = f"GPU {indexes[uuid]}" if uuid in indexes else uuid
+            who = f"instance {instance} of {who}" if instance else who
             found.add(Reason("xid", f"{who} reported XID {xid} {now - when:.0f} s ago", uuid), stops=False)
+
+
+def sound(sample: measures.Sample, gpu: measures.GpuSample, instance: measures.InstanceSample, *, now: float) -> bool:
+    """Return whether a GPU instance is to be trusted: neither it nor its whole GPU has had a fatal XID
+    lately, and the driver asks for nothing that would end what runs on it. What happened under the same
+    id before the instance was made is not its own. `now` is in Unix seconds."""
+    if gpu.recovery_action in STOPPED_BY:
+        return False
+    for (uuid, number, _, xid), when in sample.xid_last.items():
+        hit = uuid == gpu.uuid and (number == "" or (number == str(instance.id) and when >= instance.first_seen))
+        if hit and xid in xids.FATAL and now - when <= XID_REMEMBERED:
+            return False
+    return True
 
 
 def _gpu_measured(gpu: measures.GpuSample, found: _Findings) -> None:

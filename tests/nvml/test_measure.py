@@ -277,16 +277,18 @@ async def test_a_remade_instance_gets_no_figures_of_the_old_one(bench: Callable[
 async def test_fabric_on_its_way_is_asked_each_visit(bench: Callable[..., Any]) -> None:
     made = await bench("h100.80gb:2")
     real = made.node.library.nvmlDeviceGetGpuFabricInfoV
-    state = 2
+    state, status = 2, 0
 
     def fabric(device: Any, into: Any) -> int:
         code = int(real(device, into))
-        into._obj.state = state
+        into._obj.state, into._obj.status = state, status
         return code
 
     made.node.library.__dict__["nvmlDeviceGetGpuFabricInfoV"] = fabric
     assert (await visit(made, slow=True)).fabric_state == "in-progress"
-    state = 3
+    state, status = 3, 999
+    assert (await visit(made)).fabric_state == "failed"
+    status = 0
     assert (await visit(made)).fabric_state == "completed"
 
 

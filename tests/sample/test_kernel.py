@@ -56,7 +56,8 @@ def read(reader: kernel.KernelLog) -> list[int]:
 
 
 def test_each_record_is_told_once_with_its_place_and_time(host: Host) -> None:
-    reader = kernel.KernelLog(host, clock=fakes.Clock())
+    clock = fakes.Clock(5020.0)
+    reader = kernel.KernelLog(host, clock=clock)
     host.write("usb 1-1: new device")
     host.write(XID_79, at=12.5)
     host.write(XID_94, at=13.0)
@@ -67,6 +68,20 @@ def test_each_record_is_told_once_with_its_place_and_time(host: Host) -> None:
     assert reader.read() == ()
     host.write(XID_79)
     assert read(reader) == [79]
+
+
+@pytest.mark.parametrize(
+    ("at", "when"), [(3.0, 5020.0), (23.0, 5023.0), (900.0, 5025.0)], ids=["behind", "right", "ahead"]
+)
+def test_a_log_whose_clock_has_drifted_is_held_to_the_time_since_the_last_look(
+    host: Host, at: float, when: float
+) -> None:
+    clock = fakes.Clock(5020.0)
+    reader = kernel.KernelLog(host, clock=clock)
+    assert reader.read() == ()
+    clock.now = 5025.0
+    host.write(XID_79, at=at)
+    assert reader.read() == (kernel.Line("0000:01:00.0", 79, when, doubt=5.0),)
 
 
 def test_a_restart_tells_nothing_again_and_a_reboot_begins_anew(host: Host) -> None:
@@ -89,7 +104,7 @@ def test_a_record_of_the_place_that_cannot_be_used_is_none(host: Host, kept: str
     assert read(kernel.KernelLog(host, clock=fakes.Clock())) == [79]
 
 
-@pytest.mark.parametrize(("uptime", "when"), [("100.5 50.0", 1000.0 - 100.5 + 10.0), ("", 1010.0)])
+@pytest.mark.parametrize(("uptime", "when"), [("100.5 50.0", 1000.0 - 100.5 + 10.0), ("", 1000.0)])
 def test_without_a_boot_time_the_uptime_serves(host: Host, uptime: str, when: float) -> None:
     host.path("/proc/stat").write_text("cpu 1\n")
     host.path("/proc/uptime").write_text(uptime)
@@ -130,10 +145,11 @@ async def test_the_sampler_counts_what_only_the_log_tells(host: Host) -> None:
     bench = Bench(host)
     host.write(XID_79, at=10.0)
     host.write(XID_94.replace("0000:00:00", "0000:77:00"), at=10.0)
-    sample = await bench.later(0)
+    await bench.later(0)
+    sample = await bench.later(5)
     assert sample.xid_errors["GPU-1", "", "", 79] == 1
     assert sum(sample.xid_errors.values()) == 1, "a card that is not known here counts nowhere"
-    assert sample.xid_last == {("GPU-1", 79): 5010.0}
+    assert sample.xid_last == {("GPU-1", "", "", 79): 5010.0}
     assert sample.collectors["kernel-log"].success
     host.write(XID_94, at=25.0)
     sample = await bench.later(5)
@@ -150,6 +166,27 @@ async def test_what_the_driver_told_too_is_one(host: Host) -> None:
     bench.monotonic.now += 5.0
     sample = await bench.later(1)
     sample = await bench.later(60)
+    assert {key: count for key, count in sample.xid_errors.items() if count} == {("GPU-0", "5", "1", 94): 1}
+
+
+@pytest.mark.parametrize("drift", [-40.0, -3.0, 0.0, 2.0, 700.0])
+@pytest.mark.parametrize("first", ["event", "line"])
+async def test_what_the_driver_told_too_is_one_however_far_the_log_s_clock_has_drifted(
+    host: Host, drift: float, first: str
+) -> None:
+    bench = Bench(host)
+    await bench.later(0)
+    bench.clock.now += 4.5
+    told = measures.Event("xid", "GPU-0", gpu_instance_id=5, compute_instance_id=1, xid=94)
+    if first == "event":
+        bench.sampler._heard(told)
+    host.write(XID_94, at=24.4 + drift)
+    await bench.later(0.5)
+    if first == "line":
+        bench.sampler._heard(told)
+    await bench.later(5)
+    await bench.later(5)
+    sample = await bench.later(5)
     assert {key: count for key, count in sample.xid_errors.items() if count} == {("GPU-0", "5", "1", 94): 1}
 
 

@@ -251,7 +251,7 @@ async def test_xids_are_counted_with_their_instance_and_outlive_samples(bench: B
         assert sample.xid_errors["GPU-1", "3", "0", 94] == 1
         assert sample.xid_errors["GPU-1", "", "", 79] == 1
         assert sample.xid_errors["GPU-0", "", "", 79] == 0
-        assert sample.xid_last == {("GPU-1", 94): 1000.0, ("GPU-1", 79): 1000.0}
+        assert sample.xid_last == {("GPU-1", "3", "0", 94): 1000.0, ("GPU-1", "", "", 79): 1000.0}
 
 
 async def test_a_change_of_instances_that_is_heard_of_is_measured_at_once() -> None:

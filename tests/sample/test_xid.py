@@ -24,7 +24,7 @@ def test_events_are_counted_by_instance_at_once() -> None:
     ledger.event(GPU, 94, when=9.0, gpu_instance_id=4)
     ledger.event(GPU, 31, when=12.0)
     assert counted(ledger) == {(GPU, "3", "0", 94): 2, (GPU, "4", "", 94): 1, (GPU, "", "", 31): 1}
-    assert ledger.last() == {(GPU, 94): 11.0, (GPU, 31): 12.0}
+    assert ledger.last() == {(GPU, "3", "0", 94): 11.0, (GPU, "4", "", 94): 9.0, (GPU, "", "", 31): 12.0}
 
 
 def test_what_only_the_kernel_log_tells_counts_after_a_moment() -> None:
@@ -34,7 +34,28 @@ def test_what_only_the_kernel_log_tells_counts_after_a_moment() -> None:
     assert counted(ledger) == {}
     ledger.settle(12.0)
     assert counted(ledger) == {(GPU, "", "", 79): 1}
-    assert ledger.last() == {(GPU, 79): 10.0}
+    assert ledger.last() == {(GPU, "", "", 79): 10.0}
+
+
+def test_a_line_read_late_waits_for_its_event_from_then_on() -> None:
+    ledger = xid.Ledger()
+    ledger.kernel(GPU, 94, when=10.0, heard=14.9)
+    ledger.settle(15.0)
+    assert counted(ledger) == {}
+    ledger.event(GPU, 94, when=15.0, gpu_instance_id=3)
+    ledger.settle(100.0)
+    assert counted(ledger) == {(GPU, "3", "", 94): 1}
+
+
+def test_a_line_of_which_the_time_is_in_doubt_is_matched_with_an_event_as_far_off() -> None:
+    ledger = xid.Ledger()
+    ledger.event(GPU, 94, when=10.0)
+    ledger.kernel(GPU, 94, when=40.0, heard=40.0, doubt=20.0)
+    ledger.kernel(GPU, 94, when=30.0, heard=40.0, doubt=20.0)
+    ledger.event(GPU, 95, when=10.0)
+    ledger.kernel(GPU, 95, when=40.0, heard=40.0, doubt=25.0)
+    ledger.settle(100.0)
+    assert counted(ledger) == {(GPU, "", "", 94): 2, (GPU, "", "", 95): 1}
 
 
 def test_one_error_told_twice_is_one_whoever_comes_first() -> None:

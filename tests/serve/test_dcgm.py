@@ -100,7 +100,7 @@ def test_units_are_dcgms() -> None:
 
 def test_the_last_xid_stands_on_the_instance_it_hit_and_a_gpus_own_on_all_of_them() -> None:
     errors = {(built.uuid(0), "7", "0", 31): 2, (built.uuid(0), "", "", 48): 1, (built.uuid(1), "", "", 79): 0}
-    last = {(built.uuid(0), 31): 20.0, (built.uuid(0), 48): 10.0}
+    last = {(built.uuid(0), "7", "0", 31): 20.0, (built.uuid(0), "", "", 48): 10.0}
     found = rows(built.snapshot(), mixed(xid_errors=errors, xid_last=last))["DCGM_FI_DEV_XID_ERRORS"]
     assert [value for _, value in found] == [31, 48, 0]
 

@@ -128,10 +128,10 @@ def test_golden(name: str, form: exposition.Format) -> None:
         others = [gpu.uuid for gpu in sample.gpus[1:]]
         others += [str(c.uuid) for gpu in sample.gpus[1:] for i in gpu.instances for c in i.compute]
         text = "".join(line for line in text.splitlines(keepends=True) if not any(uuid in line for uuid in others))
-    if os.environ.get("GPUNODE_REWRITE_GOLDEN"):
+    if os.environ.get("REWRITE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    assert text == path.read_text(), "run pytest with GPUNODE_REWRITE_GOLDEN=1 and look at the diff"
+    assert text == path.read_text(), "run pytest with REWRITE_GOLDEN=1 and look at the diff"
 
 
 @each_case
@@ -179,7 +179,7 @@ def test_every_family_is_seen_in_some_case() -> None:
         facts=facts.HostFacts(ecs="/etc/ecs is there"),
     )
     gpu = built.whole_sample(0, remapped_rows={"correctable": 1})
-    full = built.sample(gpu, built.gpu_sample(1), xid_last={(built.uuid(0), 79): built.NOW - 5})
+    full = built.sample(gpu, built.gpu_sample(1), xid_last={(built.uuid(0), "", "", 79): built.NOW - 5})
     seen = names(render(shared, full))
     assert {one.full_name for one in every.FAMILIES} - seen == set()
 

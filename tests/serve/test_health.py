@@ -205,7 +205,7 @@ def test_no_sample_at_all_long_after_the_cycle_is_a_reason_and_soon_after_it_is_
         (built.sample(built.gpu_sample(0, recovery_action="node-reboot")), "recovery-action"),
         (built.sample(built.gpu_sample(0, remap_failed=True)), "remap-failed"),
         (built.sample(built.gpu_sample(0, remap_pending=True)), "remap-pending"),
-        (built.sample(xid_last={(built.uuid(0), 79): built.NOW - 599}), "xid"),
+        (built.sample(xid_last={(built.uuid(0), "", "", 79): built.NOW - 599}), "xid"),
         (built.sample(built.gpu_sample(0), built.silent(1)), "not-measured"),
         (
             built.sample(built.silent(1), collectors={"gpu": measures.Collector(False, 0.1, None)}),
@@ -222,14 +222,64 @@ def test_what_is_measured_degrades_and_does_not_make_it_not_ready(sample: measur
 
 @pytest.mark.parametrize(
     "last",
-    [{(built.uuid(0), 79): built.NOW - 601}, {(built.uuid(0), 31): built.NOW - 1}],
+    [{(built.uuid(0), "", "", 79): built.NOW - 601}, {(built.uuid(0), "7", "0", 31): built.NOW - 1}],
     ids=["a fatal XID long ago", "an XID that an application causes"],
 )
-def test_other_xids_are_no_reason(last: dict[tuple[str, int], float]) -> None:
+def test_other_xids_are_no_reason(last: dict[tuple[str, str, str, int], float]) -> None:
     assert judge(built.snapshot(), built.sample(xid_last=last)).healthy
 
 
-@pytest.mark.parametrize("state", ["not-started", "in-progress", "in_progress"])
+def test_an_xid_of_an_instance_says_which() -> None:
+    last = {(built.uuid(0), "8", "0", 94): built.NOW - 5}
+    (reason,) = judge(built.snapshot(), built.sample(xid_last=last)).reasons
+    assert reason.message == "instance 8 of GPU 0 reported XID 94 5 s ago"
+    assert reason.gpu == built.uuid(0)
+
+
+WHOLE = (built.uuid(0), "", "", 79)
+OWN = (built.uuid(0), "7", "0", 94)
+
+
+@pytest.mark.parametrize(
+    ("last", "unsound"),
+    [
+        ({}, set()),
+        ({WHOLE: built.NOW - 5}, {(0, 7), (0, 8)}),
+        ({WHOLE: built.NOW - 601}, set()),
+        ({OWN: built.NOW - 5}, {(0, 7)}),
+        ({OWN: built.NOW - 60}, set()),
+        ({(built.uuid(0), "7", "0", 31): built.NOW - 5}, set()),
+        ({(built.uuid(1), "", "", 48): built.NOW - 5, OWN: built.NOW - 5}, {(0, 7), (1, 7), (1, 8)}),
+    ],
+    ids=["nothing", "of the GPU", "long ago", "of one", "of its forerunner", "an application's", "of two"],
+)
+def test_an_instance_suffers_from_what_hits_it_or_its_gpu(
+    last: dict[tuple[str, str, str, int], float], unsound: set[tuple[int, int]]
+) -> None:
+    sample = built.sample(*(built.gpu_sample(n, instances=2) for n in (0, 1)), xid_last=last)
+    young = [
+        dataclasses.replace(
+            gpu, instances=tuple(dataclasses.replace(one, first_seen=built.NOW - 30) for one in gpu.instances)
+        )
+        for gpu in sample.gpus
+    ]
+    assert unsound == {
+        (gpu.index, one.id)
+        for gpu in young
+        for one in gpu.instances
+        if not health.sound(sample, gpu, one, now=built.NOW)
+    }
+
+
+@pytest.mark.parametrize(
+    ("action", "sound"), [(None, True), ("none", True), ("drain-p2p", True), ("gpu-reset", False), ("bus-reset", False)]
+)
+def test_an_instance_suffers_from_a_recovery_that_ends_it(action: str | None, *, sound: bool) -> None:
+    gpu = built.gpu_sample(0, recovery_action=action)
+    assert health.sound(built.sample(gpu), gpu, gpu.instances[0], now=built.NOW) is sound
+
+
+@pytest.mark.parametrize("state", ["not-started", "in-progress", "in_progress", "failed"])
 def test_a_whole_gpu_without_a_completed_fabric_is_not_ready(state: str) -> None:
     verdict = judge(built.snapshot(), built.sample(built.gpu_sample(0), built.whole_sample(1, fabric_state=state)))
     assert (verdict.ready, verdict.codes) == (False, ("fabric",))

@@ -157,14 +157,13 @@ def _last_xid(view: View, gpu: measures.GpuSample, part: measures.InstanceSample
     if sample is None:
         return None
     own = "" if part is None else str(part.id)
-    seen = {
-        xid
-        for (uuid, instance, _, xid), count in sample.xid_errors.items()
+    seen = [
+        (when, xid)
+        for (uuid, instance, _, xid), when in sample.xid_last.items()
         # What hit the whole GPU hit each of its instances.
-        if uuid == gpu.uuid and count and (part is None or instance in (own, ""))
-    }
-    last = max(seen, key=lambda xid: sample.xid_last.get((gpu.uuid, xid), 0.0), default=0)
-    return float(last)
+        if uuid == gpu.uuid and (part is None or instance in (own, ""))
+    ]
+    return float(max(seen)[1]) if seen else 0.0
 
 
 def _percent(key: str) -> Callable[[measures.GpuSample], float | None]:

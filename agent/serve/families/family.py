@@ -33,8 +33,10 @@ class Build:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Everything metrics are read from. `cycles` and `steps` are counts over the daemon's life."""
+    """Everything metrics are read from, at `now` (Unix seconds). `cycles` and `steps` are counts over the
+    daemon's life."""
 
+    now: float
     snapshot: snapshots.Snapshot | None
     sample: measures.Sample | None
     health: verdicts.Health

@@ -30,7 +30,10 @@ def _xids(view: View) -> Iterator[Row]:
 
 def _xid_last(view: View) -> Iterator[Row]:
     if view.sample is not None:
-        for (uuid, xid), when in view.sample.xid_last.items():
+        newest: dict[tuple[str, int], float] = {}
+        for (uuid, _, _, xid), when in view.sample.xid_last.items():
+            newest[uuid, xid] = max(when, newest.get((uuid, xid), when))
+        for (uuid, xid), when in newest.items():
             yield (uuid, str(xid)), when
 
 

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterator
 
 from agent.reconcile import snapshot as snapshots
-from agent.serve import tally
+from agent.serve import health, tally
 from agent.serve.families.family import Family, Row, View, scalar, states
 
 
@@ -19,6 +19,13 @@ def _phase(view: View) -> Iterator[Row]:
 def _reasons(view: View) -> Iterator[Row]:
     for code, count in collections.Counter(reason.code for reason in view.health.reasons).items():
         yield (code,), float(count)
+
+
+def _sound(view: View) -> Iterator[Row]:
+    sample = view.sample
+    if sample is not None:
+        for gpu, instance in view.instances:
+            yield (gpu.uuid, str(instance.id)), float(health.sound(sample, gpu, instance, now=view.now))
 
 
 def _config(view: View) -> Iterator[Row]:
@@ -64,6 +71,16 @@ FAMILIES: tuple[Family, ...] = (
         labels=("code",),
         source="agent",
         rows=_reasons,
+    ),
+    Family(
+        name="mig_healthy",
+        kind="gauge",
+        help="0 while a GPU instance is not to be trusted: a fatal XID of its own or of its whole GPU within "
+        "10 minutes, or the driver asks for a reset or a reboot.",
+        labels=("gpu_uuid", "gpu_instance_id"),
+        source="agent, by XIDs and NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
+        where="GPUs with MIG on",
+        rows=_sound,
     ),
     Family(
         name="phase",

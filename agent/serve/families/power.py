@@ -11,9 +11,9 @@ from agent.serve.families.family import Family, per_gpu, per_gpu_keyed
 FAMILIES: tuple[Family, ...] = (
     per_gpu(
         "gpu_power_watts",
-        "Power drawn by the board.",
+        "Power drawn by the board, averaged over a second where the driver does that.",
         lambda gpu: gpu.power_watts,
-        source="NVML_FI_DEV_POWER_INSTANT or nvmlDeviceGetPowerUsage",
+        source="NVML_FI_DEV_POWER_AVERAGE or nvmlDeviceGetPowerUsage",
         unit="watts",
     ),
     per_gpu(
