@@ -43,6 +43,7 @@ CODES = {
     "plugin-behind": "the device plugin has registered before the newest instance was made",
     "dra-behind": "the DRA driver has registered before the newest instance was made",
     "kubelet-differs": "what the kubelet has to give is not what the node has",
+    "capability-file-missing": "a device file that containers need for a GPU or compute instance is not there",
     "cdi-behind": "a CDI specification is older than the layout or does not name its devices",
     "no-peer-to-peer": "with MIG on there is no peer-to-peer and no NCCL between GPUs",
     "persistence-off": "the driver tears a GPU down whenever its last client leaves",
@@ -480,6 +481,22 @@ def cdi(node: Node) -> Iterator[Finding]:
         )
 
 
+def capability_files(node: Node) -> Iterator[Finding]:
+    """The driver makes an instance; its device file is made by a program of the driver's, which may not have run."""
+    for gpu in node.state.gpus:
+        missing = [path for uuid, path in node.facts.files_missing if uuid == gpu.uuid]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            yield Finding(
+                "capability-file-missing",
+                WARNING,
+                f"GPU {gpu.index} has instances whose device files are not there: {missing[0]}{more}; "
+                "a container that is given one of them does not start, or does not see it",
+                "run nvidia-smi -L once on the host (an after-change command can): it makes them",
+                gpu.uuid,
+            )
+
+
 def peer_to_peer(node: Node) -> Iterator[Finding]:
     """What somebody who trains on several GPUs finds out late."""
     if node.split and len(node.state.gpus) > 1:
@@ -507,6 +524,7 @@ _LOOKS = (
     behind,
     kubelet,
     cdi,
+    capability_files,
     peer_to_peer,
 )
 

@@ -227,6 +227,13 @@ FOUND = [
     pytest.param(
         "cdi-behind", "warning", state(UNIFORM), host(cdi=(spec("0", "all"),)), id="a specification of whole GPUs"
     ),
+    pytest.param(
+        "capability-file-missing",
+        "warning",
+        state(UNIFORM),
+        host(files_missing=((state(UNIFORM).gpus[0].uuid, "/dev/nvidia-caps/nvidia-cap30"),) * 2),
+        id="an instance that no container can open",
+    ),
     pytest.param("no-peer-to-peer", "hint", state(UNIFORM, None, None), host(), id="MIG on one of three"),
 ]
 

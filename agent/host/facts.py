@@ -68,6 +68,7 @@ class HostFacts:
 
     `instances_since` is when the newest instance of this node got its capability file, `plugin_since`
     and `dra_since` when the device plugin and the DRA driver registered with the kubelet (Unix seconds).
+    `files_missing` are (GPU's UUID, path) of capability files that this host lacks for instances there are.
     `plugins` counts device plugin processes. `allocatable` is what the kubelet has of nvidia.com/*, by
     resource; `allocatable_problem` why it did not tell. `strategy` is the device plugin's MIG strategy
     where this host tells it, `strategy_source` the file that does. `ecs` says why this is an ECS node.
@@ -83,6 +84,7 @@ class HostFacts:
     overcommit: int | None = None
     cdi: tuple[CdiSpec, ...] = ()
     instances_since: float | None = None
+    files_missing: tuple[tuple[str, str], ...] = ()
     plugins: int = 0
     plugin_sockets: tuple[str, ...] = ()
     plugin_since: float | None = None
@@ -132,6 +134,7 @@ def _gather(machine: machines.Machine, node: nodes.NodeState, deadline: float) -
         overcommit=_number(files.read_text(machine.path(OVERCOMMIT))),
         cdi=_cdi(machine),
         instances_since=_instances_since(machine, node),
+        files_missing=_files_missing(machine, node),
         plugins=running.get(_PLUGIN_PROCESS, 0),
         plugin_sockets=tuple(path.name for path in sockets),
         plugin_since=max((t for path in sockets if (t := _modified(path)) is not None), default=None),
@@ -248,6 +251,23 @@ def _instances_since(machine: machines.Machine, node: nodes.NodeState) -> float 
         if (gpu, instance) in wanted
     ]
     return max((t for t in times if t is not None), default=None)
+
+
+def _files_missing(machine: machines.Machine, node: nodes.NodeState) -> tuple[tuple[str, str], ...]:
+    """Return the capability files that are wanted for the instances there are, and are not there."""
+    if not machine.path("/dev/nvidiactl").exists():
+        return ()  # this view of the host does not show its devices
+    uuids = {gpu.minor: gpu.uuid for gpu in node.gpus if gpu.minor is not None}
+    wanted: set[tuple[int | None, int, int | None]] = set()
+    for gpu in node.gpus:
+        for instance in gpu.instances:
+            wanted |= {(gpu.minor, instance.id, None), *((gpu.minor, instance.id, c.id) for c in instance.compute)}
+    paths = (
+        (uuids[place[0]], f"/dev/nvidia-caps/nvidia-cap{minor}")
+        for minor, place in sorted(gpu_holders.capability_files(machine).items())
+        if place in wanted
+    )
+    return tuple((uuid, path) for uuid, path in paths if not machine.path(path).exists())
 
 
 def _allocatable(machine: machines.Machine, deadline: float) -> tuple[Mapping[str, int] | None, str | None]:

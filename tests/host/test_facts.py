@@ -82,6 +82,18 @@ def test_when_the_newest_instance_of_this_node_was_made(host: hosts.Host) -> Non
     assert facts.gather(host.machine, whole).instances_since is None
 
 
+def test_device_files_that_are_not_there_for_an_instance(host: hosts.Host) -> None:
+    host.write("/proc/driver/nvidia-caps/mig-minors", CAPS)
+    assert look(host).files_missing == (), "where no device is shown nothing is missed"
+    host.write("/dev/nvidiactl", "")
+    host.write("/dev/nvidia-caps/nvidia-cap40", "")
+    missing = [f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in (30, 31)]
+    assert look(host).files_missing == tuple((hosts.A100, path) for path in missing), "GPU 5 has no instances here"
+    for path in missing:
+        host.write(path, "")
+    assert look(host).files_missing == ()
+
+
 @pytest.mark.parametrize(
     "text",
     [
