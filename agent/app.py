@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from agent import errors, measures, threads
+from agent import errors, log, measures, threads
 from agent.host import ec2, files, holders, hooks, identity, kill, owner, pci, real
 from agent.host import facts as hosts
 from agent.host import machine as machines
@@ -28,6 +28,8 @@ from agent.nvml import session as sessions
 from agent.reconcile import cycle, snapshot
 from agent.settings import model, source, watch
 
+RESET_AGAIN = 1.0
+"""Seconds before a GPU reset that somebody was in the way of is tried again."""
 FRESH = 1.0
 """Seconds for which a look at the node is as good as a new one."""
 NO_DRIVER_HINT = (
@@ -206,6 +208,7 @@ def _surroundings(
         facts=lambda node: hosts.gather(machine, node),
         changed=lambda settings: _after_change(options, machine, settings),
         force=options.force,
+        reset_again=RESET_AGAIN,
     )
 
 
@@ -252,6 +255,16 @@ def take_lock(node: Node) -> None:
         node.lock = files.Lock.take(node.machine.path("/run/gpunode/lock"))
 
 
+async def start_left_units(node: Node) -> None:
+    """Start what an earlier run stopped for a reset and, having died, never started again. For whoever has
+    the lock."""
+    if isinstance(node.machine, real.RealMachine):
+        try:
+            await threads.run(node.machine.start_left_units, name="left-units")
+        except errors.GpunodeError as cause:
+            log.error("units stopped by an earlier run stay stopped", cause=cause)
+
+
 async def identify(node: Node) -> bool:
     """Find out which EC2 instance this is where files do not tell it, asking the metadata service for a
     few seconds; return whether the type is known now and was not before. For the daemon's background
@@ -289,6 +302,7 @@ async def plan(node: Node) -> Planned:
 async def apply(node: Node, *, stop: Callable[[], bool], progress: Callable[[str], None]) -> snapshot.Snapshot:
     """Run one enforcement cycle that may act, under the lock of this host."""
     take_lock(node)
+    await start_left_units(node)
     around = dataclasses.replace(node.around, progress=progress)
     # The plan just shown is carried out as it was shown; one that was pondered over is made anew.
     fresh = node.seen[1] if node.seen is not None and time.monotonic() - node.seen[0] < FRESH else None

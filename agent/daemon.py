@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from agent import app, errors, log, measures, threads
-from agent.host import holders, journal, notify, real
+from agent.host import holders, journal, notify
 from agent.host import listen as inherited
 from agent.mig import plan as plans
 from agent.reconcile import loop, snapshot
@@ -223,7 +223,7 @@ class Daemon:
         except errors.GpunodeError as cause:
             log.error("this gpunode only observes for now", cause=cause)
         else:
-            await self._start_left_units()
+            await app.start_left_units(node)
         settings = node.settings
         addresses = node.options.listen or (settings.listen if settings and settings.listen else DEFAULT_LISTEN)
         sockets = inherited.sockets(dict(node.options.environ), pid=os.getpid())
@@ -263,15 +263,6 @@ class Daemon:
         ended.cancel()
         identifying.cancel()
         return code
-
-    async def _start_left_units(self) -> None:
-        """Start what an earlier run stopped for a reset and, having died, never started again."""
-        machine = self._node.machine
-        if isinstance(machine, real.RealMachine):
-            try:
-                await threads.run(machine.start_left_units, name="left-units")
-            except errors.GpunodeError as cause:
-                log.error("units stopped by an earlier run stay stopped", cause=cause)
 
     async def _wind_down(self, tasks: list[asyncio.Task[None]], serving: server.Server) -> None:
         """End all parts, within the promised time; the step at hand may end first."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent import app, errors, threads
-from agent.host import files
+from agent.host import files, real
 from agent.settings import source
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +44,19 @@ async def test_after_a_change_on_a_real_host_the_commands_run_and_failures_are_t
     assert [reason.code for reason in told] == ["after-change-failed"] * 2
     assert "false" in told[0].message
     assert "sleep" in told[1].message
+
+
+async def test_whoever_takes_the_lock_starts_what_a_dead_run_left_stopped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with opened(tmp_path) as node:
+        machine = real.RealMachine(node.machine.root)
+        left = machine.path(real.STOPPED_FILE)
+        files.write_atomic(left, b"nvidia-persistenced.service\n")
+        node.machine = machine
+        await app.start_left_units(node)  # no systemd can be reached there, which is told and ends nothing
+        assert left.exists()
+    assert "nvidia-persistenced.service" in capfd.readouterr().err
 
 
 class _Real:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, assert_never
 
@@ -18,6 +19,11 @@ from agent.mig import node as nodes
 from agent.mig import plan as plans
 from agent.reconcile import gpus as doors
 from agent.reconcile import snapshot
+
+RESETS = 3
+"""How often a reset is tried: somebody may have looked at the GPUs just then, as nvidia-smi or a monitor does."""
+PATIENCE = 10.0
+"""Seconds after which a refused reset is not tried again: what takes so long is not somebody's short look."""
 
 
 class Units(Protocol):
@@ -37,6 +43,7 @@ class Order:
     `release` names the units stopped around a reset. `stop()` is asked between steps. `progress`
     is told every step in words. `recheck(uuid, step)` returns holders that appeared since the plan
     was made, asked before a destroy or a mode change. `rollback` False leaves a failed GPU as it is.
+    `again` is how many seconds pass before a reset that somebody was in the way of is tried again.
     """
 
     release: tuple[str, ...] = ()
@@ -46,6 +53,7 @@ class Order:
     recheck: Callable[[str, plans.Step], Awaitable[tuple[nodes.Holder, ...]]] | None = None
     pause: Callable[[], Awaitable[None]] | None = None
     resume: Callable[[], Awaitable[None]] | None = None
+    again: float = 0.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -175,7 +183,7 @@ async def _reset(works: list[_Work], gpus: doors.Gpus, units: Units, order: Orde
         await gpus.release()
         try:
             stopped = await threads.run(lambda: units.stop_units(order.release))
-            await gpus.reset(uuids)
+            await _reset_once_free(uuids, gpus, order)
         except errors.GpunodeError as refused:
             cause = refused
         finally:
@@ -212,6 +220,21 @@ async def _reset(works: list[_Work], gpus: doors.Gpus, units: Units, order: Orde
         work.steps.pop(0)
         work.done.append(step)
         work.was_reset = True
+
+
+async def _reset_once_free(uuids: list[str], gpus: doors.Gpus, order: Order) -> None:
+    """Reset the GPUs; try again shortly when it is refused at once. Raises ResetRefused."""
+    began = time.monotonic()
+    for attempt in range(1, RESETS + 1):
+        try:
+            await gpus.reset(uuids)
+        except errors.ResetRefused as refused:
+            if attempt == RESETS or not refused.holders or order.stop() or time.monotonic() - began > PATIENCE:
+                raise
+            log.info("a reset was refused, trying again", cause=refused)
+            await asyncio.sleep(order.again)
+        else:
+            return
 
 
 async def _roll_back(work: _Work, before: nodes.NodeState, gpus: doors.Gpus, order: Order) -> None:

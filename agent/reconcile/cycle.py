@@ -83,7 +83,8 @@ class Surroundings:
     when nothing may be written at all (kill switch, lock, not root), with its code. `clock()`
     (Unix seconds) and `monotonic()` come from outside. `changed()` runs after a change (hooks).
     `pause`/`resume` hold the sampler off around a reset. `facts(node)` looks at the host around the GPUs
-    (it blocks, and runs in a thread).
+    (it blocks, and runs in a thread). `settle` and `reset_again` are seconds: before settings that are bad
+    are read again, and before a refused reset is tried again.
     """
 
     gpus: doors.Gpus
@@ -107,6 +108,7 @@ class Surroundings:
     force: bool = False
     keep_history: bool = False
     settle: float = 0.0
+    reset_again: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -416,6 +418,7 @@ async def _act(
             recheck=_recheck(around, seen),
             pause=around.pause,
             resume=around.resume,
+            again=around.reset_again,
         )
         outcome = await apply.apply(seen.plan, seen.node, around.gpus, around.machine, order)
         total = _add(total, outcome)

@@ -52,6 +52,43 @@ async def test_units_that_do_not_start_again_do_not_undo_the_reset(make: Make) -
     assert result.phase is snapshot.Phase.CONVERGED
 
 
+async def test_who_looks_at_the_gpus_for_a_moment_does_not_end_the_reset(make: Make) -> None:
+    """As nvidia-smi or a monitor does: its session is gone when the reset is tried again."""
+    rig = make("a100.40gb:2", A100)
+    pid = rig.sim.hold(1, name="nvidia-smi")
+    tries = 0
+
+    async def reset(uuids: Sequence[str]) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == apply.RESETS:
+            rig.sim.stop_process(pid)
+        await rig.gpus.reset(uuids)
+
+    result = await rig.cycle(gpus=Door(rig.gpus, reset=reset))
+    assert result.phase is snapshot.Phase.CONVERGED
+    assert tries == apply.RESETS
+    assert rig.sim.driver.store.node.resets == 1
+
+
+@pytest.mark.parametrize(("possible", "tries"), [(True, apply.RESETS), (False, 1)], ids=["held", "impossible"])
+async def test_a_reset_is_tried_a_bounded_number_of_times(make: Make, possible: bool, tries: int) -> None:
+    rig = make("a100.40gb:2", A100)
+    rig.sim.hold(1, name="nv-hostengine")
+    rig.sim.allow_reset(possible)
+    tried = 0
+
+    async def reset(uuids: Sequence[str]) -> None:
+        nonlocal tried
+        tried += 1
+        await rig.gpus.reset(uuids)
+
+    result = await rig.cycle(gpus=Door(rig.gpus, reset=reset))
+    assert result.phase is snapshot.Phase.BLOCKED
+    assert tried == tries
+    assert (await rig.gpus.observe()).gpus  # our session is back
+
+
 async def test_a_reset_that_was_done_and_changed_nothing_is_told(make: Make) -> None:
     rig = make("a100.40gb:2", A100)
 
