@@ -118,7 +118,7 @@ async def _gather(node: app.Node, to: str | None) -> int:
         return errors.EXIT_OK
     place = Path(to or f"{name}.tar.gz")
     try:
-        files.write_atomic(place.absolute(), packed)
+        _write(place, packed)
     except OSError as cause:
         raise errors.GpunodeError(f"cannot write the bundle to {place}: {cause.strerror or cause}") from cause
     if options.output == "json":
@@ -128,6 +128,16 @@ async def _gather(node: app.Node, to: str | None) -> int:
     for lacking, why in missing.items():
         print(f"not in it: {lacking} ({why})", file=options.stderr)
     return errors.EXIT_OK
+
+
+def _write(place: Path, packed: bytes) -> None:
+    """Write the bundle: atomically where a file is or will be, but into a device or pipe as it is, which to
+    replace would destroy (`--to /dev/null` as root). No directory is made. Raises OSError."""
+    place = place.resolve()
+    if place.is_file() or (place.parent.is_dir() and not place.exists()):
+        files.write_atomic(place, packed)
+    else:
+        place.write_bytes(packed)
 
 
 def _log(parts: dict[str, bytes], missing: dict[str, str]) -> None:

@@ -10,6 +10,7 @@ import os
 import pty
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tarfile
@@ -610,6 +611,25 @@ def test_support_bundle_of_a_broken_node_says_what_is_missing(split: Bench, tmp_
     assert "status.json" in told["parts"]
     unwritable = split("support", "--to", tmp_path / "no" / "such" / "x" / "\0")
     assert unwritable.code == 1
+
+
+def test_support_replaces_no_device_or_pipe_and_makes_no_directory(split: Bench, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)  # so that opening and writing do not wait
+    ended = split("support", "--to", pipe)
+    assert ended.code == 0, ended.err
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert os.read(reader, 2) == b"\x1f\x8b"  # gzip
+    os.close(reader)
+    link = tmp_path / "link.tar.gz"
+    link.symlink_to(tmp_path / "behind.tar.gz")
+    assert split("support", "--to", link).code == 0
+    assert link.is_symlink()
+    assert tarfile.is_tarfile(tmp_path / "behind.tar.gz")
+    lost = split("support", "--to", tmp_path / "no" / "b.tar.gz")
+    assert lost.code == 1
+    assert not (tmp_path / "no").exists()
 
 
 def test_support_bundle_asks_a_daemon_that_listens(gpunode: Run, tmp_path: Path) -> None:
