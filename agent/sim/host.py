@@ -43,8 +43,14 @@ class SimulatedMachine:
 
     @property
     def root(self) -> Path:
-        """The directory under which the host's files lie, brought up to date."""
-        self._show()
+        """The directory under which the host's files lie, brought up to date. Raises SimulationError."""
+        try:
+            self._show()
+        except OSError as error:
+            self._shown = None  # what was begun is not all there: the next look begins anew
+            raise spec.SimulationError(
+                f"cannot write the host of the simulated node in {self._directory}: {error.strerror}"
+            ) from error
         assert self._directory is not None
         return self._directory
 

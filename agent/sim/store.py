@@ -95,8 +95,9 @@ class FileStore:
             raise spec.SimulationError(f"cannot keep a simulated node in {path}: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if os.fstat(self._lock).st_size < 8:  # one counter of eight bytes
-                os.ftruncate(self._lock, 8)
+            # One counter of eight bytes, and its block: to write to a map that a full disk has no room for
+            # ends a process by SIGBUS.
+            os.posix_fallocate(self._lock, 0, 8)
             self._map = mmap.mmap(self._lock, 8)
             self._counter: MutableSequence[int] | memoryview[int] = memoryview(self._map).cast("Q")
             if path.exists():
@@ -106,6 +107,9 @@ class FileStore:
                 self._write(durable=True)
             self._seen = self._counter[0]
             self._stamp = self._stat()
+        except OSError as error:
+            os.close(self._lock)
+            raise spec.SimulationError(f"cannot keep a simulated node in {path}: {error.strerror}") from error
         except BaseException:
             os.close(self._lock)
             raise

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from agent.sim import node as nodes
+from agent.sim import spec, store
 from agent.sim import state as states
-from agent.sim import store
 
 # A process that makes and removes instances for ever; it prints a line once it has begun.
 CHURN = """
@@ -273,3 +273,39 @@ def test_state_goes_through_json_unchanged() -> None:
     node.faults.append(states.Fault(1, "c", "fail"))
     node.emit(0, 8, 79, instance=1, compute=2)
     assert states.from_json(json.loads(json.dumps(states.to_json(node)))) == node
+
+
+OPEN = """
+import resource, sys
+from pathlib import Path
+from agent import errors
+from agent.sim import node
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    node.open_node("h100.80gb:2", state=Path(sys.argv[1])).machine.path("/proc")
+except errors.GpunodeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("room", [0, 100], ids=["for nothing", "for the lock file only"])
+def test_no_room_for_the_state_is_said_of_the_state(tmp_path: Path, room: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", OPEN, str(tmp_path / "S"), str(room)], capture_output=True, text=True, check=True
+    )
+    assert f"cannot keep a simulated node in {tmp_path / 'S'}: File too large" in ended.stdout, ended.stderr
+
+
+def test_the_counter_has_its_block(tmp_path: Path) -> None:
+    opened(tmp_path / "S").close()
+    assert (tmp_path / "S.lock").stat().st_blocks > 0  # a map without one kills its writer on a full disk
+
+
+def test_a_host_that_cannot_be_written_is_said_each_time(tmp_path: Path) -> None:
+    (tmp_path / "S.root").write_text("somebody's")
+    node = opened(tmp_path / "S")
+    for _ in range(2):
+        with pytest.raises(spec.SimulationError, match="cannot write the host of the simulated node"):
+            node.machine.path("/proc")
+    (tmp_path / "S.root").unlink()
+    assert node.machine.path("/proc/driver/nvidia/version").exists()
