@@ -50,26 +50,28 @@ class Folded:
 class FirstSeen:
     """When each GPU instance was first seen, by (GPU, id) and what it is.
 
-    An instance that was away in one visit, or that has another profile or place, is a new one.
+    An instance that was away in one visit, or that has another profile or place, is a new one. `gone` is
+    told of each one (GPU UUID, id) that has ended, also where a new one has its id already.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], gone: Callable[[str, int], None] = lambda _, __: None) -> None:
         self._clock = clock
+        self._gone = gone
         self._seen: dict[str, dict[int, tuple[tuple[str, int, int], float]]] = {}
 
     def forget(self, uuid: str, gpu_instance_id: int | None = None) -> None:
         """Take one instance (or all of a GPU) for new at its next visit, as it may have been made again."""
-        if gpu_instance_id is None:
-            self._seen.pop(uuid, None)
-        else:
-            self._seen.get(uuid, {}).pop(gpu_instance_id, None)
+        seen = self._seen.get(uuid, {})
+        for number in [n for n in seen if gpu_instance_id in (None, n)]:
+            del seen[number]
+            self._gone(uuid, number)
 
     def renew(self, uuid: str, start: int, since: float) -> None:
         """Take the instance at a place for new if it was first seen before `since` (Unix seconds): then it
         was made again, and may look the same."""
         seen = self._seen.get(uuid, {})
         for number in [n for n, (shape, first) in seen.items() if shape[1] == start and first < since]:
-            del seen[number]
+            self.forget(uuid, number)
 
     def date(self, gpu: measures.GpuSample) -> measures.GpuSample:
         """Return the sample of a GPU that answered with its instances' `first_seen` filled in."""
@@ -81,6 +83,8 @@ class FirstSeen:
             shape = (instance.profile, instance.start, instance.size)
             known = before.get(instance.id)
             now[instance.id] = known if known is not None and known[0] == shape else (shape, self._clock())
+        for number in [n for n, entry in before.items() if now.get(n) is not entry]:
+            self._gone(gpu.uuid, number)
         self._seen[gpu.uuid] = now
         if not gpu.instances:
             return gpu

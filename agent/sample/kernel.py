@@ -8,13 +8,12 @@ and is seconds off after days, so a record is also held to be no older than the 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from agent import errors, log
+from agent import errors, log, records
 from agent.host import files, kmsg
 
 KEPT = "/run/gpunode/kernel-log.json"
@@ -30,7 +29,7 @@ class Host(Protocol):
         """The kernel's id of this boot."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Line:
     """An XID in the log. `address` is the GPU's on the bus (`0000:10:1c.0`), `when` in Unix seconds, which
     may be `doubt` seconds off; ids are None where the whole GPU is meant."""

@@ -92,8 +92,8 @@ class Sampler:
         self._collectors: dict[str, measures.Collector] = {}
         self._rounds: dict[str, _Round] = {}
         self._folded = counters.Folded()
-        self._first_seen = counters.FirstSeen(clock)
         self.xids = xid.Ledger()
+        self._first_seen = counters.FirstSeen(clock, self.xids.forget)
 
     @property
     def interval(self) -> float:
@@ -276,7 +276,10 @@ class Sampler:
             nvml_initializations=self._initializations(),
             collectors=dict(self._collectors),
             event_watch_up=None if versions is None else self._unwatch is not None and self._events_up(),
-            xid_errors=self.xids.errors(card.uuid for card in self._cards.values()),
+            xid_errors=self.xids.errors(
+                (card.uuid for card in self._cards.values()),
+                ((gpu.uuid, i.id, c.id) for gpu in gpus for i in gpu.instances for c in i.compute),
+            ),
             xid_last=self.xids.last(),
         )
 

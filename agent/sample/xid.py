@@ -14,6 +14,8 @@ from collections.abc import Iterable
 FATAL = (48, 62, 64, 74, 79, 94, 95, 119, 120)
 """XIDs after which a GPU or instance is not to be trusted: their series exist at 0 from the start, so
 that `increase()` sees the first one."""
+FATAL_OF_INSTANCES = (48, 94, 95)
+"""Those of them that the driver tells of an instance: memory errors, contained or not."""
 HOLD = 2.0
 """Seconds a line of the kernel's log waits for the driver's event."""
 SAME_WITHIN = 5.0
@@ -88,9 +90,18 @@ class Ledger:
             self._count(report.key, report.when)
         self._events = [report for report in self._events if now - report.when < SAME_WITHIN]
 
-    def errors(self, uuids: Iterable[str]) -> dict[Key, int]:
-        """Return counts by key, with the fatal XIDs of the GPUs `uuids` at 0 where none was reported."""
+    def forget(self, uuid: str, gpu_instance_id: int) -> None:
+        """Drop what was reported of a GPU instance that is there no more; another one may get its id."""
+        gone = uuid, _word(gpu_instance_id)
+        for key in [key for key in self._counts if key[:2] == gone]:
+            del self._counts[key]
+            del self._last[key]
+
+    def errors(self, uuids: Iterable[str], devices: Iterable[tuple[str, int, int]] = ()) -> dict[Key, int]:
+        """Return counts by key, with 0 where none was reported: for the fatal XIDs of the GPUs `uuids`, and
+        of the compute instances `devices` (GPU UUID, GPU instance id, compute instance id)."""
         counts = {(uuid, "", "", xid): 0 for uuid in uuids for xid in FATAL}
+        counts |= {(uuid, str(gi), str(ci), xid): 0 for uuid, gi, ci in devices for xid in FATAL_OF_INSTANCES}
         counts.update(self._counts)
         return counts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
@@ -277,6 +278,32 @@ async def test_an_instance_keeps_the_time_it_was_first_seen_until_it_is_made_aga
     bench.tell(measures.Event("mig-config-change", "GPU-0", gpu_instance_id=1))
     await asyncio.sleep(0)
     assert first_seen(await bench.sampler.cycle()) == {1: 1010.0, 3: 1005.0}
+
+
+async def test_xids_of_an_instance_go_with_it_and_not_to_the_next_of_its_id(bench: Bench) -> None:
+    def counted(sample: measures.Sample) -> dict[str, int]:
+        return {gi: count for (_, gi, _, code), count in sample.xid_errors.items() if code == 94 and gi}
+
+    compute = (measures.ComputeSample(id=0, uuid="MIG-1", profile="1g.10gb", multiprocessors=16, slices=1),)
+    bench.source.gpus["GPU-0"] = fakes.gpu(0, instances=tuple(fakes.instance(n, compute=compute) for n in (1, 2, 3)))
+    assert counted(await bench.sampler.cycle()) == {"1": 0, "2": 0, "3": 0}
+    for number in (1, 2, 3, 9):
+        bench.tell(measures.Event("xid", "GPU-0", gpu_instance_id=number, compute_instance_id=0, xid=94))
+    await asyncio.sleep(0)
+    assert counted(await bench.sampler.cycle()) == {"1": 1, "2": 1, "3": 1, "9": 1}
+    whole = bench.source.gpus["GPU-0"]
+    bench.source.gpus["GPU-0"] = fakes.gpu(0, up=False)
+    assert counted(await bench.sampler.cycle()) == {"1": 1, "2": 1, "3": 1, "9": 1}, (
+        "it did not answer: nothing has gone"
+    )
+    bench.source.gpus["GPU-0"] = dataclasses.replace(whole, instances=whole.instances[:2])
+    bench.tell(measures.Event("mig-config-change", "GPU-0", gpu_instance_id=1))
+    await asyncio.sleep(0)
+    bench.pass_time(5)
+    sample = await bench.sampler.cycle()
+    assert counted(sample) == {"1": 0, "2": 1, "9": 1}
+    assert {key[1] for key in sample.xid_last} == {"2", "9"}
+    assert [one.first_seen for one in sample.gpus[0].instances] == [1005.0, 1000.0]
 
 
 async def test_events_that_cannot_be_watched_are_told_and_tried_again(bench: Bench) -> None:

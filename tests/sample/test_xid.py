@@ -17,6 +17,23 @@ def test_fatal_codes_start_at_zero_for_every_gpu() -> None:
     assert ledger.last() == {}
 
 
+def test_those_of_instances_start_at_zero_for_every_compute_instance() -> None:
+    ledger = xid.Ledger()
+    ledger.event(GPU, 94, when=10.0, gpu_instance_id=3, compute_instance_id=1)
+    found = ledger.errors((), [(GPU, 3, 0), (GPU, 3, 1)])
+    assert found == {(GPU, "3", ci, code): int((ci, code) == ("1", 94)) for ci in "01" for code in (48, 94, 95)}
+
+
+def test_what_an_instance_had_goes_with_it() -> None:
+    ledger = xid.Ledger()
+    for instance in (3, 4, None):
+        ledger.event(GPU, 94, when=10.0, gpu_instance_id=instance, compute_instance_id=0)
+    ledger.forget(GPU, 3)
+    ledger.forget("GPU-1", 4)
+    assert counted(ledger) == {(GPU, "4", "0", 94): 1, (GPU, "", "0", 94): 1}
+    assert ledger.last().keys() == counted(ledger).keys()
+
+
 def test_events_are_counted_by_instance_at_once() -> None:
     ledger = xid.Ledger()
     ledger.event(GPU, 94, when=10.0, gpu_instance_id=3, compute_instance_id=0)

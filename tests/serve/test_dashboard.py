@@ -1,7 +1,9 @@
-"""The dashboard that is shipped: every query speaks of metrics there are, and answers on a node with MIG."""
+"""The dashboard that is shipped: every query speaks of metrics there are, and answers on a node with MIG
+that is used and has had a fault."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -11,17 +13,13 @@ from typing import Any
 
 import pytest
 
+from agent.host import pods
 from agent.serve.families import every
+from agent.sim import node as simulated
 from tests.e2e import daemons, test_prometheus
+from tests.host import kubelet
 
 DASHBOARD = Path(__file__).parents[2] / "packaging" / "grafana" / "gpunode-mig.json"
-QUIET = (
-    "gpunode_health_reason",
-    "gpunode_mig_device_allocation_info",
-    'gpunode_xid_errors_total{instance=~".*", gpu_uuid',
-    "changes(gpunode_topology_generation",
-)
-"""Queries that have nothing to say of a healthy node that nobody uses."""
 
 
 def load() -> dict[str, Any]:
@@ -80,21 +78,39 @@ def test_every_query_answers_on_a_simulated_node(tmp_path: Path) -> None:
         '[[gpunode.layout]]\ngpus = [2]\ninstances = { "1g.10gb" = 1 }\n'
         '[[gpunode.layout]]\ngpus = [3]\ninstances = { "7g.80gb" = 1 }\n'
     )
-    with daemons.run(tmp_path, "--simulate", "p5.48xlarge", "--settings", layout) as gpunode:
+    state = tmp_path / "state"
+    node: Any = simulated.open_node("p5.48xlarge", state=state)
+    node.set_unit("kubelet.service", active=True)
+    with (
+        contextlib.closing(node),
+        kubelet.serving(node.machine.path(pods.SOCKET)) as served,
+        daemons.run(tmp_path, "--simulate", "p5.48xlarge", "--sim-state", state, "--settings", layout) as gpunode,
+    ):
         gpunode.wait_ready()
         gpunode.wait_metric("gpunode_mig_sm_active_ratio{")
+        status: Any = gpunode.get("/status").json()
+        device = status["gpus"][0]["gpu_instances"][0]["compute_instances"][0]["uuid"]
+        served.pods = [kubelet.pod("train", devices={"nvidia.com/gpu": [device]})]
         with test_prometheus.prometheus(tmp_path, gpunode.port) as server:
             server.wait("gpunode_mig_memory_used_bytes", 10)
-            # Rates need two scrapes that differ in time.
+            # Rates need two scrapes that differ in time, and changes something to have been before.
             server.wait("count_over_time(gpunode_build_info[1m]) >= 4", 1)
+            node.xid(1, 94, gpu_instance=status["gpus"][1]["gpu_instances"][0]["id"])
+            gpu = node.driver.gpus[2]
+            (instance,) = gpu.state.instances.values()
+            for compute in list(instance.compute.values()):
+                node.driver.destroy_compute_instance(gpu, instance, compute)
+            node.driver.destroy_gpu_instance(gpu, instance)
             silent = []
             for where, raw in queries():
                 expression = raw.replace("$instance", ".*").replace("$gpu", ".*").replace("$__rate_interval", "1m")
-                until = time.monotonic() + 10
+                until = time.monotonic() + 20
                 while not (result := server.query(expression)) and time.monotonic() < until:
-                    if any(quiet in expression for quiet in QUIET):
-                        break
                     time.sleep(0.5)
-                if not result and not any(quiet in expression for quiet in QUIET):
+                if not result:
                     silent.append((where, expression))
             assert silent == []
+            (who,) = server.query("gpunode_mig_device_allocation_info")
+            assert (who["metric"]["mig_uuid"], who["metric"]["pod"]) == (device, "train")
+            (trusted,) = server.query("gpunode_mig_healthy == 0")
+            assert trusted["metric"]["gpu_uuid"] == status["gpus"][1]["uuid"]

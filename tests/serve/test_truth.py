@@ -258,6 +258,8 @@ def of_instances(put: Any, uuid: str, handle: Any, windows: Windows) -> None:
         name = nvml.nvmlDeviceGetName(device).partition(" MIG ")[2]
         share = nvml.nvmlDeviceGetAttributes(device)
         d = {"mig_uuid": identity}
+        for xid in (48, 94, 95):
+            put("xid_errors_total", 0, gpu_uuid=uuid, gpu_instance_id=gi, compute_instance_id=ci, xid=xid)
         put("mig_device_info", 1, **d, gpu_uuid=uuid, gpu_instance_id=gi, compute_instance_id=ci, profile=name)
         put("mig_multiprocessors", share.multiprocessorCount, **d)
         put("mig_compute_slices", share.computeInstanceSliceCount, **d)

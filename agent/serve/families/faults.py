@@ -89,7 +89,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="xid_errors_total",
         kind="counter",
-        help="XID errors since gpunode started; ids are empty where the whole GPU is meant. Fatal codes start at 0.",
+        help="XID errors since gpunode started; ids are empty where the whole GPU is meant. Fatal codes start at 0, and an "
+        "instance's go with it.",
         labels=("gpu_uuid", "gpu_instance_id", "compute_instance_id", "xid"),
         source="nvmlEventSetWait_v2, kernel log",
         where="every GPU",
