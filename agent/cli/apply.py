@@ -1,6 +1,6 @@
 """`gpunode apply`: one enforcement cycle. The plan is always shown before it runs.
 
-Ctrl-C and SIGTERM end it between two steps, with exit 1 and a sentence about what was and was not
+Ctrl-C, SIGTERM and a terminal that closes end it between two steps, with exit 1 and a sentence about what was and was not
 done. A second Ctrl-C does not wait for the step at hand.
 """
 
@@ -120,6 +120,9 @@ async def _work(node: app.Node, planned: app.Planned) -> tuple[snapshot.Snapshot
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
     loop.add_signal_handler(signal.SIGTERM, terminate)
+    hangup = signal.getsignal(signal.SIGHUP)
+    if hangup is not signal.SIG_IGN:  # nohup wants it ignored
+        loop.add_signal_handler(signal.SIGHUP, stop.set)
     last = ["nothing was begun"]
 
     def progress(what: str) -> None:
@@ -143,6 +146,8 @@ async def _work(node: app.Node, planned: app.Planned) -> tuple[snapshot.Snapshot
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         loop.remove_signal_handler(signal.SIGTERM)
+        if hangup is not signal.SIG_IGN:
+            loop.remove_signal_handler(signal.SIGHUP)
 
 
 def _code(after: snapshot.Snapshot) -> int:

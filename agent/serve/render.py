@@ -398,9 +398,9 @@ def slices(gpu: nodes.Gpu) -> str:
 
 
 def mode_words(gpu: nodes.Gpu) -> str:
-    """Return the MIG mode in a word or two: "on", "off, on after a reset", "none"."""
+    """Return the MIG mode in a word or two: "on", "off, on after a reset", "none", "-" where it cannot be read."""
     if gpu.mode is None:
-        return "none"
+        return "none" if gpu.state is nodes.GpuState.OK else "-"
     words = "on" if gpu.mode.current else "off"
     if gpu.mode.changing:
         words += f", {'on' if gpu.mode.pending else 'off'} after a reset"

@@ -339,6 +339,30 @@ def test_second_ctrl_c_does_not_wait_for_a_call_that_hangs(bench: Bench) -> None
     assert "without waiting" in said
 
 
+@pytest.mark.parametrize("ignored", [False, True], ids=["by ssh", "with nohup"])
+def test_a_terminal_that_closes_ends_no_step_half_way(bench: Bench, ignored: bool) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with bench.open() as node:
+            order = node.hang("nvmlDeviceCreateGpuInstanceWithPlacement", gpu=0)
+            with start("apply", "--yes", *bench.node, *bench.settings(UNIFORM)) as child:
+                end = time.monotonic() + 60
+                while not any(fault.id == order and fault.seen for fault in node.faults.listed()):
+                    assert time.monotonic() < end
+                    time.sleep(0.01)
+                child.send_signal(signal.SIGHUP)
+                time.sleep(0.1)  # the signal first, then the step at hand ends
+                node.release(order)
+                _, said = child.communicate(timeout=60)
+            node.driver.store.refresh()
+            made = [len(gpu.state.instances) for gpu in node.driver.gpus]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert child.returncode == (0 if ignored else 1), said
+    assert made[0] == 1 or ignored
+    assert ("stopped;" in said) is not ignored
+
+
 def test_sigterm_ends_in_time_while_a_call_hangs(bench: Bench) -> None:
     with bench.open() as node:
         node.hang("nvmlDeviceSetMigMode", gpu=0)
