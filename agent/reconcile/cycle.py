@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from agent import errors, log, threads
+from agent import errors, log, records, threads
 from agent.host import facts as hosts
 from agent.host import files, pci
 from agent.host import machine as machines
@@ -51,7 +51,7 @@ class Intent(enum.Enum):
     """Act as `enforcement` says."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Ownership:
     """Whose layout it is. `may_write` False stops every act; `why` and `takeover` are for people."""
 
@@ -74,13 +74,13 @@ class Memory:
     last_success: float | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """Everything a cycle works with.
 
     `load()` reads the settings (raises SettingsError). `holders(node)` completes a state with who
     uses what. `ownership(settings, node, layout)` decides whose layout it is. `hindrance()` is a sentence
-    when nothing may be written at all (kill switch, lock, not root), with its code. `clock()`
+    when nothing may be written at all (kill switch, lock, not root), with its code, asked between steps too. `clock()`
     (Unix seconds) and `monotonic()` come from outside. `changed()` runs after a change (hooks).
     `pause`/`resume` hold the sampler off around a reset. `facts(node)` looks at the host around the GPUs
     (it blocks, and runs in a thread). `settle` and `reset_again` are seconds: before settings that are bad
@@ -111,7 +111,7 @@ class Surroundings:
     reset_again: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Look:
     """The node as seen with the settings at hand, and the plan that follows."""
 
@@ -233,7 +233,9 @@ async def run_cycle(
         hindrance = ("settings-invalid", "the newest settings cannot be used: nothing is changed until they can")
     outcome: snapshot.Outcome | None = None
     if hindrance is None:
-        outcome, seen = await _act(around, settings, seen, base, view, stop)
+        outcome, seen = await _act(around, settings, seen, base, view, lambda: stop() or around.hindrance() is not None)
+        if outcome.stopped:
+            hindrance = around.hindrance()  # somebody threw the kill switch meanwhile
     if outcome is not None and outcome.changed and around.changed is not None:
         reasons += await around.changed(settings)
     phase, more = _judge(around, settings, seen, outcome, hindrance, intent)

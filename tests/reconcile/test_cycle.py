@@ -171,6 +171,22 @@ async def test_what_forbids_writing_is_said_and_kept_to(make: Make, hindrance: t
     assert rig.sim.mutations == 0
 
 
+async def test_the_kill_switch_thrown_in_a_cycle_ends_it_after_the_step_at_hand(make: Make) -> None:
+    rig = make("h100.80gb:1", HALVES)
+    thrown: list[tuple[str, str]] = []
+
+    def progress(what: str) -> None:
+        rig.progress.append(what)
+        if len(rig.progress) == 2:
+            thrown.append(("kill-switch", "/etc/gpunode/disabled exists"))
+
+    result = await rig.cycle(progress=progress, hindrance=lambda: thrown[0] if thrown else None)
+    assert len(rig.progress) == 2
+    assert rig.sim.mutations == 2
+    assert (result.phase, result.writes) == (snapshot.Phase.DRIFTED, False)
+    assert "kill-switch" in rigs.codes(result)
+
+
 async def test_another_owner_is_left_to_it(make: Make) -> None:
     rig = make("h100.80gb:1", HALVES)
     theirs = cycle.Ownership(owner="migmanager", may_write=False, code="owner-migmanager", why="migmanager owns it")
