@@ -12,6 +12,10 @@ from agent.settings import write
 
 def main(found: argparse.Namespace) -> int:
     """Print the document; 1 with the reason when the format cannot say what is there."""
+    if found.exact and found.format != "gpunode":
+        raise errors.UsageError(f"--exact belongs to --format gpunode: a {found.format} document cannot say where")
+    if found.label is not None and found.format != "mig-parted":
+        raise errors.UsageError("--label belongs to --format mig-parted")
 
     async def export(node: app.Node) -> int:
         options = node.options
@@ -19,7 +23,7 @@ def main(found: argparse.Namespace) -> int:
         if found.format == "bottlerocket":
             text = write.to_bottlerocket(state)
         elif found.format == "mig-parted":
-            text = write.to_mig_parted(state, label=found.label)
+            text = write.to_mig_parted(state, label=found.label or "current")
         else:
             text = write.to_gpunode(state, exact=found.exact)
         if options.output == "json":

@@ -97,6 +97,12 @@ class _Parser(argparse.ArgumentParser):
     """Argparse, whose complaints end as our own errors do."""
 
     def error(self, message: str) -> "NoReturn":
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        if unknown != message.split()[0] and unknown.startswith("--"):
+            import difflib
+
+            for near in difflib.get_close_matches(unknown, self._option_string_actions, n=1):
+                message += f"; did you mean {near}?"
         raise errors.UsageError(f"{message} (see `{self.prog} --help`)")
 
 
@@ -163,11 +169,15 @@ def build(verb: str, environ: "dict[str, str]") -> argparse.ArgumentParser:
         elif name == "--mig-config":
             common.add_argument(name, metavar=value, help=told)
         elif name == "--output":
+            if default is not None and default not in OUTPUTS["status"]:
+                raise errors.UsageError(f"{variable}={default} is no output (use {', '.join(OUTPUTS['status'])})")
             # A value of the environment that another verb understands must not stop this one.
             default = default if default in outputs else None
             told = f"{', '.join(outputs)} (the first is the default) [{variable}]"
             common.add_argument(name, choices=outputs, default=default or "table", metavar=value, help=told)
         elif name == "--sim-host":
+            if default not in (None, "private", "real"):
+                raise errors.UsageError(f"{variable}={default} is neither private nor real")
             common.add_argument(
                 name, choices=("private", "real"), default=default or "private", metavar=value, help=told
             )
@@ -211,7 +221,6 @@ def _status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval",
         type=_seconds,
-        default=2.0,
         metavar="SECONDS",
         help="with --watch: how often (2 seconds unless given)",
     )
@@ -247,7 +256,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
         help="which document to write: gpunode TOML (default), Bottlerocket settings, or mig-parted YAML",
     )
     parser.add_argument("--exact", action="store_true", help="with gpunode: also write where each instance lies")
-    parser.add_argument("--label", default="current", help="with mig-parted: the name of the configuration (current)")
+    parser.add_argument("--label", help="with mig-parted: the name of the configuration (current)")
 
 
 _SIMULATE = """\
@@ -285,14 +294,14 @@ def _simulate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="WORD", help="what the action is about")
     load = parser.add_argument_group("of workload")
     load.add_argument("--name", help="command name of the process or holder")
-    load.add_argument("--memory-mib", type=int, default=1024, metavar="MIB", help="what it allocates (1024)")
-    load.add_argument("--activity", type=float, default=0.6, metavar="RATIO", help="how busy it is, 0 to 1 (0.6)")
-    load.add_argument("--kind", choices=("compute", "graphics", "mps"), default="compute", help="compute unless given")
+    load.add_argument("--memory-mib", type=int, metavar="MIB", help="what it allocates (1024)")
+    load.add_argument("--activity", type=float, metavar="RATIO", help="how busy it is, 0 to 1 (0.6)")
+    load.add_argument("--kind", choices=("compute", "graphics", "mps"), help="compute unless given")
     fault = parser.add_argument_group("of fault")
     fault.add_argument("--gpu", metavar="GPU", help="only calls about this GPU")
     fault.add_argument("--code", type=int, help="NVML's return code (999; with hang 0: it completes when released)")
     fault.add_argument("--seconds", type=_seconds, help="how long a delay is")
-    fault.add_argument("--skip", type=int, default=0, metavar="N", help="let so many calls pass first")
+    fault.add_argument("--skip", type=int, metavar="N", help="let so many calls pass first")
     fault.add_argument("--times", type=int, metavar="N", help="hit so many, 0 is all (1; with delay 0)")
 
 

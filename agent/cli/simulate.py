@@ -41,6 +41,7 @@ from agent.sim import node as simulated
 def main(found: argparse.Namespace) -> int:
     """Do one action; 0 when done, 2 when it cannot be understood, 4 when a reset is refused."""
     words: list[str] = found.words
+    _refuse_flags_of_others(found, words)
     match found.action:
         case "list":
             _list(words, found)
@@ -51,6 +52,25 @@ def main(found: argparse.Namespace) -> int:
         case _:
             _act(found, words)
     return errors.EXIT_OK
+
+
+# Which flags each action reads; a flag elsewhere would be taken for obeyed.
+_FLAGS = {
+    ("workload", "start"): ("name", "memory_mib", "activity", "kind"),
+    ("workload", "hold"): ("name",),
+    ("fault", "fail"): ("gpu", "code", "skip", "times"),
+    ("fault", "delay"): ("gpu", "code", "seconds", "skip", "times"),
+    ("fault", "hang"): ("gpu", "code", "skip", "times"),
+}
+
+
+def _refuse_flags_of_others(found: argparse.Namespace, words: Sequence[str]) -> None:
+    action = " ".join((found.action, *words[:1]))
+    taken = _FLAGS.get((found.action, words[0] if words else ""), ())
+    for flag in sorted({flag for flags in _FLAGS.values() for flag in flags}):
+        if getattr(found, flag) is not None and flag not in taken:
+            whose = ", ".join(" ".join(key) for key, flags in _FLAGS.items() if flag in flags)
+            raise errors.UsageError(f"--{flag.replace('_', '-')} does not belong to {action}, but to {whose}")
 
 
 def _only(words: Sequence[str], usage: str) -> str:
@@ -290,9 +310,9 @@ def _workload(node: simulated.SimulatedNode, words: list[str], found: argparse.N
                 gpu_instance=instance,
                 compute_instance=compute,
                 name=found.name or "python3",
-                memory_mib=found.memory_mib,
-                activity=found.activity,
-                kind=found.kind,
+                memory_mib=1024 if found.memory_mib is None else found.memory_mib,
+                activity=0.6 if found.activity is None else found.activity,
+                kind=found.kind or "compute",
             )
             _say(found, {"pid": pid}, f"started pid {pid} on {target} of {node.name}")
         case ["hold", target]:
@@ -354,7 +374,7 @@ def _fault(node: simulated.SimulatedNode, words: list[str], found: argparse.Name
             if action == "delay" and found.seconds is None:
                 raise errors.UsageError("a delay needs --seconds")
             order = node.faults.order(
-                call, action, code=code, seconds=found.seconds or 0.0, gpu=gpu, skip=found.skip, times=times
+                call, action, code=code, seconds=found.seconds or 0.0, gpu=gpu, skip=found.skip or 0, times=times
             )
             _say(found, {"order": order}, f"ordered ({order}): {call} of {node.name} will {action}")
         case ["release"]:

@@ -16,6 +16,8 @@ from agent.serve import health, render
 
 POLL = 0.5
 """Seconds between two looks of `--check --wait`."""
+INTERVAL = 2.0
+"""Seconds between two drawings of `--watch`, unless told."""
 
 
 def main(found: argparse.Namespace) -> int:
@@ -24,12 +26,14 @@ def main(found: argparse.Namespace) -> int:
         raise errors.UsageError("--check answers once and --watch never ends: use one of them")
     if found.wait is not None and not found.check:
         raise errors.UsageError("--wait belongs to --check")
+    if found.interval is not None and not found.watch:
+        raise errors.UsageError("--interval belongs to --watch")
 
     async def job(node: app.Node) -> int:
         if found.check:
             return await _check(node, found.wait or 0.0)
         if found.watch:
-            return await _watch(node, found.interval)
+            return await _watch(node, INTERVAL if found.interval is None else found.interval)
         return await _once(node)
 
     return nodes.work(found, job, say_simulated=found.output == "nvidia-smi")

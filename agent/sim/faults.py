@@ -6,11 +6,12 @@ every process meets them; how many calls an order has seen is counted there too.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import time
 from collections.abc import Callable
 
-from agent.sim import machine, spec, state
+from agent.sim import machine, prototypes, spec, state
 
 ACTIONS = ("fail", "delay", "hang", "stall")
 _POLL = 0.05
@@ -40,6 +41,10 @@ class Faults:
         hangs on its way back. Raises SimulationError."""
         if action not in ACTIONS:
             raise spec.SimulationError(f"a fault is one of {', '.join(ACTIONS)}, not {action}")
+        if not any(call == name or fnmatch.fnmatchcase(name, call) for name in prototypes.PROTOTYPES):
+            near = difflib.get_close_matches(call, prototypes.PROTOTYPES, n=1)
+            guess = f"; did you mean {near[0]}?" if near else ""
+            raise spec.SimulationError(f"the simulated driver has no call {call}{guess}")
         if gpu is not None and not 0 <= gpu < len(self._machine.gpus):
             raise spec.SimulationError(f"there is no GPU {gpu} on this node")
         with self._machine.store.change() as node:

@@ -140,6 +140,9 @@ class SimulatedNode:
             if now.lost:
                 raise SimulationError(f"cannot start a process on GPU {gpu}: it has fallen off the bus")
             instance, compute = self._place(target, now, gpu_instance, compute_instance)
+            room = target.model if instance is None else target.profile(now.instances[instance].profile)
+            if not 0 <= memory_mib <= room.memory_mib:
+                raise SimulationError(f"a process here allocates 0 to {room.memory_mib} MiB, not {memory_mib}")
             number = 50000 + node.next_serial() if pid is None else pid
             now.processes.append(
                 state.Process(

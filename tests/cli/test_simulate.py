@@ -44,6 +44,12 @@ def test_description_tells_what_is_not_known(gpunode: Run) -> None:
         (("node-file", "a", "b"), "use: gpunode simulate node-file NODE"),
         (("reboot",), "--sim-state"),
         (("explode",), "explode"),
+        (("list", "--gpu", "1"), "--gpu does not belong to list, but to fault fail, fault delay, fault hang"),
+        (
+            ("fault", "fail", "nvmlInit_v2", "--seconds", "3"),
+            "--seconds does not belong to fault fail, but to fault delay",
+        ),
+        (("workload", "hold", "0", "--activity", "1"), "--activity does not belong to workload hold"),
     ],
 )
 def test_mistakes_are_told(gpunode: Run, words: tuple[str, ...], says: str) -> None:
@@ -116,6 +122,17 @@ class TestNode:
         assert on("fault")["faults"] == []  # type: ignore[index]
         assert "--seconds" in str(on("fault", "delay", "nvmlDeviceGetMigMode", code=2))
         assert "use:" in str(on("fault", "melt", code=2))
+
+    def test_a_call_that_is_not_there_cannot_fail(self, on: Run) -> None:
+        told = str(on("fault", "fail", "nvmlDeviceGetNam", code=2))
+        assert "no call nvmlDeviceGetNam; did you mean nvmlDeviceGetName?" in told
+        on("fault", "fail", "nvmlDeviceGet*")
+        on("fault", "fail", "*Instanse*", code=2)
+        assert len(on("fault")["faults"]) == 1  # type: ignore[index]
+
+    @pytest.mark.parametrize("memory", ["-5", "999999999"])
+    def test_a_process_allocates_what_a_gpu_can_have(self, on: Run, memory: str) -> None:
+        assert f"MiB, not {memory}" in str(on("workload", "start", "0", "--memory-mib", memory, code=2))
 
     def test_reset_is_refused_while_somebody_holds_the_gpu(self, on: Run) -> None:
         assert "nvidia-persistenced" in str(on("reset", code=4))
