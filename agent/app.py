@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from agent import errors, log, measures, threads
+from agent import errors, log, measures, records, threads
 from agent.host import ec2, files, holders, hooks, identity, kill, owner, pci, real
 from agent.host import facts as hosts
 from agent.host import machine as machines
@@ -37,7 +37,7 @@ NO_DRIVER_HINT = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the command line asked, whatever the verb."""
 
@@ -58,7 +58,7 @@ class Options:
     clock: Callable[[], float] = time.time
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Planned:
     """What would be done: the node as it is, the layout wanted, and the plan between them."""
 

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from agent import app, errors, log, measures, threads
+from agent import app, errors, log, measures, memory, threads
 from agent.host import holders, journal, notify
 from agent.host import listen as inherited
 from agent.mig import plan as plans
@@ -36,6 +36,8 @@ DRIVER_WAIT = 180.0
 """Seconds READY is held back for a driver that is not there yet."""
 REBOOT_WAIT = 300.0
 """Seconds READY is held back for a reboot that was requested."""
+SETTLE_BY = 30.0
+"""Seconds after which memory is collected as usual though the first cycle has not ended."""
 GIVE_UP = 600.0
 """Seconds after which READY is said though the first cycle has not ended: nothing holds the kubelet for ever."""
 AT_START = ("listen", "web_config_file", "dcgm_metrics")
@@ -160,9 +162,14 @@ class Daemon:
         elif event.kind == "xid":
             self.loop.wake("xid")
 
-    async def _heartbeat(self) -> None:
-        """Note that the event loop turns, and tell systemd."""
+    async def _heartbeat(self, serving: server.Server) -> None:
+        """Note that the event loop turns, and tell systemd. Its first turn after the start puts the memory in order."""
+        settled, settle_by = False, time.monotonic() + SETTLE_BY
         while True:
+            if not settled and (self._first.is_set() or time.monotonic() > settle_by):
+                await serving.prepare()  # so that what it loads is set apart as well
+                memory.settle()
+                settled = True
             self._board.loop_turned = self._node.options.clock()
             self._notify.watchdog()
             if not self._ready:
@@ -240,7 +247,7 @@ class Daemon:
         for address in serving.addresses:
             log.info("serving", address=address, simulated=node.simulated)
         tasks = [
-            asyncio.create_task(self._heartbeat(), name="heartbeat"),
+            asyncio.create_task(self._heartbeat(serving), name="heartbeat"),
             asyncio.create_task(self.loop.run(), name="reconcile"),
             asyncio.create_task(self._sample(), name="sample"),
             asyncio.create_task(self._ask_schedulers(), name="allocations"),

@@ -8,10 +8,9 @@ Everything here is pure. A fact that could not be told (None) is never a finding
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from agent import measures
+from agent import measures, records
 from agent.host import facts as hosts
 from agent.mig import advertise
 from agent.mig import layout as layouts
@@ -56,7 +55,7 @@ _PERIOD_OF_GRACE = 1.0
 """Seconds by which files may be older than an instance and still belong to it: clocks of file systems."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Finding:
     """One fact. `severity` is critical (it hurts now), warning or hint; `advice` is what to do; `gpu` a UUID."""
 
@@ -67,7 +66,7 @@ class Finding:
     gpu: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Node:
     """Everything a finding is made from."""
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from agent import records
 
-@dataclasses.dataclass(frozen=True, slots=True)
+
+@records.dataclass(frozen=True, slots=True)
 class Memory:
     """Framebuffer in bytes. `reserved` is None where the driver does not list it apart."""
 
@@ -20,7 +22,7 @@ class Memory:
     reserved: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Activity:
     """What GPM measured over the last window, each 0..1 or None where not measured."""
 
@@ -35,7 +37,7 @@ class Activity:
     integer: float | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class ComputeSample:
     """A compute instance: identity and what belongs to it alone."""
 
@@ -47,7 +49,7 @@ class ComputeSample:
     processes: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class InstanceSample:
     """A GPU instance: identity, memory (once, however many compute instances share it), activity."""
 
@@ -66,7 +68,7 @@ class InstanceSample:
     compute: tuple[ComputeSample, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class GpuSample:
     """A GPU at one visit. `up` False: it did not answer (lost, hung); then only identity is filled.
 
@@ -125,7 +127,7 @@ class GpuSample:
     instances: tuple[InstanceSample, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Collector:
     """How one collector's last visit went."""
 
@@ -134,7 +136,7 @@ class Collector:
     last_success: float | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Sample:
     """All GPUs, at about one moment. `generation` is the topology the figures belong to. `xid_errors` and
     `xid_last` (Unix seconds) are by GPU UUID, GPU instance id, compute instance id ("" = the whole GPU), XID."""
@@ -153,7 +155,7 @@ class Sample:
     xid_last: Mapping[tuple[str, str, str, int], float] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Versions:
     """Versions of driver, library and CUDA; "" where not told."""
 
@@ -162,7 +164,7 @@ class Versions:
     cuda: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Event:
     """An NVML event. `kind` is "xid" or "mig-config-change"; ids are None for the whole GPU."""
 

@@ -8,7 +8,6 @@ Here output goes to a file, and a child that outlives its kill is left to a reap
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import subprocess
@@ -16,11 +15,13 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 
+from agent import records
+
 OUTPUT_LIMIT = 8192
 _GRACE_SECONDS = 1.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Ended:
     """How a child ended. `code` is its exit status (negative: the signal that ended it), None when
     it ran past the deadline or could not be started; `output` is the end of stdout and stderr."""

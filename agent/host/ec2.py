@@ -6,16 +6,18 @@ parsed, so that the daemon does not pay for all of them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
-import tomllib
 from pathlib import Path
+
+import tomli
+
+from agent import records
 
 _TABLE = Path(__file__).resolve().parents[1] / "sim" / "instances.toml"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class InstanceType:
     """An EC2 type with NVIDIA GPUs. None is "not published", never a guess.
 
@@ -41,7 +43,7 @@ def instance_type(name: str | None) -> InstanceType | None:
         return None
     for block in _TABLE.read_text(encoding="utf-8").split("[[instance_types]]"):
         if re.search(rf'^name = "{re.escape(name)}"$', block, re.MULTILINE):
-            row = tomllib.loads(block)
+            row = tomli.loads(block)
             return InstanceType(
                 name=name,
                 family=row["family"],

@@ -11,7 +11,7 @@ import http.client
 import json
 import urllib.parse
 
-from agent import errors
+from agent import errors, records
 from agent.host import files, processes
 from agent.host import machine as machines
 
@@ -24,7 +24,7 @@ _GROUPS = (
 _ANSWER_LIMIT = 8 * 1024 * 1024
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Container:
     """A container of a task. `gpus` are what it may see: GPU UUIDs, or ("all",); () for none.
 
@@ -81,7 +81,7 @@ def _by_cgroup(machine: machines.Machine) -> list[Container]:
     return found
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class _Told:
     name: str
     family: str

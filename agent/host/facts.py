@@ -6,13 +6,12 @@ Only looked at, never changed. The answers are plain facts; what is wrong with t
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from agent import log
+from agent import log, records
 from agent.host import ec2, ecs, files, owner, pods, processes
 from agent.host import holders as gpu_holders
 from agent.host import machine as machines
@@ -34,7 +33,7 @@ _DEVICE = re.compile(r"""(?<![A-Za-z])["']?name["']?\s*:\s*["']?([^"',\s}]+)""")
 _KIND = re.compile(r"""["']?kind["']?\s*:\s*["']?nvidia\.com/gpu["'\s,}]""")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class CdiSpec:
     """A CDI specification of kind nvidia.com/gpu: its path on the host, when it was written (Unix
     seconds) and the devices it names."""
@@ -44,7 +43,7 @@ class CdiSpec:
     devices: frozenset[str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class EcsGpuInfo:
     """What the ECS agent was told of the GPUs: UUIDs in the order given. `problem` where it cannot be
     read: then the agent registers no GPU."""
@@ -54,7 +53,7 @@ class EcsGpuInfo:
     problem: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Seen:
     """What a container may see: `gpus` are UUIDs or ("all",). `name` is for people."""
 
@@ -62,7 +61,7 @@ class Seen:
     gpus: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """One look at the host. None is "cannot be told"; the defaults are a host with nothing on it.
 

@@ -12,7 +12,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from agent import errors, log
+from agent import errors, log, records
 from agent.host import ecs, files, pods, processes
 from agent.host import machine as machines
 from agent.mig import node as nodes
@@ -224,7 +224,7 @@ def serving(machine: machines.Machine) -> str | None:
     return None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Given:
     """What a scheduler has given away at one moment. `who` is "kubelet" or "ecs"; `answered` whether it
     could be asked. `holders` are pods or tasks by (GPU, GPU instance id, compute instance id), ids None for
@@ -330,7 +330,7 @@ def _place_task(node: nodes.NodeState, container: ecs.Container, found: _Found) 
     return known
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Device:
     """What a scheduler's device name means. Exactly one of `gpu` (a UUID) and `minor`, or `mig` (a MIG
     UUID) is set; `gi`/`ci` are instance ids, `profile_id`/`start` tell an instance by what it is."""

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent import log
+from agent import log, records
 from agent.host import child, files
 from agent.host import machine as machines
 
@@ -23,7 +23,7 @@ NOTE = "/run/gpunode/after-change.json"
 _UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Command:
     """A command (no shell) and how many seconds it may take."""
 
@@ -31,7 +31,7 @@ class Command:
     deadline: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Failed:
     """A command that did not end well, and how."""
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from agent import records
 from agent.host import files
 from agent.host import machine as machines
 
@@ -27,7 +28,7 @@ _CLOUD_INIT = ("/run/cloud-init/instance-data.json", "/var/lib/cloud/instance/in
 _ANSWER_LIMIT = 64 * 1024
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Identity:
     """What is known of the instance; None where not. `source` is dmi, cloud-init, imds, cache or unknown:
     where the type came from."""

@@ -7,12 +7,13 @@ names processes.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from agent import records
 
 PATH = "/dev/kmsg"
 _CHUNK = 16 * 1024
@@ -23,7 +24,7 @@ _XID = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Xid:
     """One XID line. `sequence` is its number in the kernel log, `at` seconds since boot; `pci` the
     address as the kernel writes it, with function (`0000:10:1c.0`); `gi`, `ci` instance ids or None."""

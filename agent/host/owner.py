@@ -22,14 +22,14 @@ remembered in /var/lib/gpunode/owner.json for the next boots of this machine.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from typing import Protocol
 
-from agent import log
+import tomli
+
+from agent import log, records
 from agent.host import files, processes, real
 from agent.host import machine as machines
 from agent.mig import node as nodes
@@ -46,7 +46,7 @@ _LABELS = ("/etc/eks/kubelet/environment", "/etc/kubernetes/kubelet/environment"
 _TAKE_OVER = 'set owner = "gpunode" in the settings'
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Signals:
     """Everything that decides, as plain facts. The defaults are a host with no other owner."""
 
@@ -67,7 +67,7 @@ class Signals:
     ecs: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Ownership:
     """Who decides the layout. `may_write` False stops every change; `code` is stable, `why` a sentence,
     `takeover` what to do to let gpunode decide, None where one must not."""
@@ -302,7 +302,7 @@ def _host_settings(machine: machines.Machine, view: HostView | None) -> tuple[st
         return view.strategy, view.enabled, view.problem
     path = machine.path(MIGMANAGER_FILE)
     try:
-        document = tomllib.loads(files.read_bounded(path).decode())
+        document = tomli.loads(files.read_bounded(path).decode())
     except FileNotFoundError:
         return None, True, None
     except (OSError, ValueError) as error:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent import errors
+from agent import errors, records
 
 if TYPE_CHECKING:
     import grpclib.client
@@ -25,7 +24,7 @@ _SERVICE = "/v1.PodResourcesLister"
 _LONGEST_ADDRESS = 100
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Devices:
     """Devices of one resource: `resource` as pods ask for it, `ids` as the plugin names them."""
 
@@ -33,7 +32,7 @@ class Devices:
     ids: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Claimed:
     """A device that a resource claim (DRA) brought: `driver`, `pool`, `device` of its ResourceSlice."""
 
@@ -43,7 +42,7 @@ class Claimed:
     claim: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Container:
     """A container and what it was given."""
 
@@ -52,7 +51,7 @@ class Container:
     claimed: tuple[Claimed, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Pod:
     """A pod on this node."""
 

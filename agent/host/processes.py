@@ -6,12 +6,12 @@ for is looked at.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from agent import records
 from agent.host import files
 from agent.host import machine as machines
 
@@ -20,7 +20,7 @@ _CONTAINER = re.compile(r"(?:^|[-/:])([0-9a-f]{64})(?:\.scope)?$")
 _TASK = re.compile(r"(?:/ecstasks-|/ecs/(?:ecs-)?)([0-9a-f]{32}|[0-9a-f-]{36})(?:\.slice)?/")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Whereabouts:
     """What a control group says: full container id, pod UID (with dashes), ECS task id; None where not in one."""
 
@@ -44,7 +44,7 @@ def parse_cgroup(text: str) -> Whereabouts:
     return Whereabouts(container, pod, task)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class OpenFiles:
     """The GPU files a process has open: minors of /dev/nvidia<minor> and of /dev/nvidia-caps/nvidia-cap<minor>."""
 

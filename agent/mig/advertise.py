@@ -6,10 +6,10 @@ what they will find, or why they will refuse.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
+from agent import records
 from agent.mig import node as nodes
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -19,7 +19,7 @@ _ECS_FRACTIONS = {"g6f.large": "0.125", "g6f.xlarge": "0.125", "g6f.2xlarge": "0
 _FRACTIONAL_FAMILIES = ("g6f", "gr6f")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class DevicePlugin:
     """Resource name to count for each MIG strategy, None where the plugin refuses; `refused` says why."""
 
@@ -29,7 +29,7 @@ class DevicePlugin:
     refused: Mapping[str, str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class DraDevice:
     """A device of the DRA driver (static MIG). Attribute values are strings; capacities are counts,
     memory in bytes. `gpu_index` and `uuid` say which device of the node it is."""
@@ -41,7 +41,7 @@ class DraDevice:
     uuid: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Ecs:
     """What a task definition may ask for: `gpus` on the instance, `values` of a GPU requirement; or
     `refused` with the reason."""
@@ -51,7 +51,7 @@ class Ecs:
     refused: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Advertised:
     """All three. `notes` are sentences about what a scheduler will stumble over."""
 
@@ -61,7 +61,7 @@ class Advertised:
     notes: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class _Device:
     """A MIG device: a compute instance with its GPU instance and GPU."""
 

@@ -11,12 +11,13 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+from agent import records
 from agent.mig import compute as cis
 from agent.mig import node as nodes
 from agent.mig import placement, search
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Present:
     """A GPU instance that is there: number of its offer (-1: none of them), its place, whether it
     must not be destroyed, and its compute instances."""
@@ -28,7 +29,7 @@ class Present:
     compute: tuple[cis.Present, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Keep:
     """The existing instance `number` stays as a `kind`; `compute` says what becomes of its compute
     instances."""
@@ -38,7 +39,7 @@ class Keep:
     compute: cis.Settled
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class New:
     """An instance to make at memory slice `start`, with compute instances in the order to make them."""
 
@@ -47,7 +48,7 @@ class New:
     compute: tuple[cis.New, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Change:
     """The way from what is to what shall be, by numbers of existing instances."""
 

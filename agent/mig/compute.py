@@ -7,18 +7,18 @@ c > 0 the one with c compute slices. The two differ even where c is all slices t
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
 
+from agent import records
 from agent.mig import node as nodes
 from agent.mig import profile as profiles
 
 WHOLE = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Present:
     """A compute instance that is there. `start` is None where the driver does not tell it."""
 
@@ -27,7 +27,7 @@ class Present:
     busy: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class New:
     """A compute instance to make. `start` is None where the driver may choose."""
 
@@ -35,7 +35,7 @@ class New:
     start: int | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Settled:
     """How a GPU instance gets its compute instances: numbers of those that stay, and new ones in the
     order in which they can be made (largest first, as a `2c` of a `3g` goes only to 0)."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+from agent import records
 from agent.mig import profile as profiles
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class InstanceSpec:
     """One wanted GPU instance. `profile` is exactly one of the GPU's offers.
 
@@ -20,7 +19,7 @@ class InstanceSpec:
     start: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class GpuLayout:
     """What one GPU shall be. `mig` False means MIG off and no instances. `origin` says where that
     was declared, for people."""
@@ -31,7 +30,7 @@ class GpuLayout:
     origin: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Layout:
     """What the node shall be: only the GPUs that somebody declared something for."""
 

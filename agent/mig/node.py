@@ -10,6 +10,7 @@ import dataclasses
 import enum
 from typing import NewType
 
+from agent import records
 from agent.mig import profile as profiles
 
 ProfileIndex = NewType("ProfileIndex", int)
@@ -39,7 +40,7 @@ class Placement:
         return f"{self.start}:{self.size}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Engines:
     """Media and copy engines of an instance; None where the driver does not tell (no constraint)."""
 
@@ -50,7 +51,7 @@ class Engines:
     ofa: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class ComputeOffer:
     """A compute-instance profile that a GPU instance offers, as the driver told on a live one.
 
@@ -67,7 +68,7 @@ class ComputeOffer:
     placements: tuple[Placement, ...] | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class ProfileOffer:
     """A GPU-instance profile that this GPU offers, with every place it may take.
 
@@ -94,7 +95,7 @@ class ProfileOffer:
         return self.placements[0].size if self.placements else 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Holder:
     """Somebody who uses a GPU or an instance. `kind` is process, open-file, pod, task or service.
 
@@ -122,7 +123,7 @@ class Holder:
         return words
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class ModeState:
     """MIG mode: what is in effect and what the next reset will bring."""
 
@@ -135,7 +136,7 @@ class ModeState:
         return self.current is not self.pending
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class ComputeInstance:
     """A compute instance: what a workload opens. `placement` counts compute slices of the GPU
     instance; `uuid` is the MIG device's, None where the driver has not made one."""
@@ -150,7 +151,7 @@ class ComputeInstance:
     holders: tuple[Holder, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class GpuInstance:
     """A GPU instance with its compute instances (possibly none: then no MIG device handle shows it)."""
 
@@ -177,7 +178,7 @@ class GpuState(enum.Enum):
     ERROR = "error"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Gpu:
     """One physical GPU. `index` is its rank by PCI address among the GPUs on the bus.
 
@@ -243,7 +244,7 @@ class Gpu:
         return self.holders + tuple(h for gi in self.instances for h in gi.in_use)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class NodeState:
     """The node at one moment. `gpus` are sorted by index.
 

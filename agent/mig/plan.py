@@ -13,6 +13,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from agent import records
 from agent.mig import change as changes
 from agent.mig import compute as cis
 from agent.mig import layout as layouts
@@ -21,7 +22,7 @@ from agent.mig import placement, search
 from agent.mig import profile as profiles
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class SetMigMode:
     """Ask for MIG on or off."""
 
@@ -30,7 +31,7 @@ class SetMigMode:
     why: str = dataclasses.field(default="", compare=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class ResetGpu:
     """Reset the GPU so that a pending mode takes effect; skipped when the mode already has."""
 
@@ -38,7 +39,7 @@ class ResetGpu:
     why: str = dataclasses.field(default="", compare=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class DestroyComputeInstance:
     """Remove a compute instance."""
 
@@ -50,7 +51,7 @@ class DestroyComputeInstance:
     why: str = dataclasses.field(default="", compare=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class DestroyGpuInstance:
     """Remove a GPU instance that has no compute instances left."""
 
@@ -61,7 +62,7 @@ class DestroyGpuInstance:
     why: str = dataclasses.field(default="", compare=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class CreateGpuInstance:
     """Make a GPU instance at an exact place (its id is known only afterwards)."""
 
@@ -72,7 +73,7 @@ class CreateGpuInstance:
     why: str = dataclasses.field(default="", compare=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class CreateComputeInstance:
     """Make a compute instance in the GPU instance that lies at `gpu_instance`.
 
@@ -104,7 +105,7 @@ class BlockedKind(enum.Enum):
     ERROR = "error"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Blocked:
     """Why nothing may be done on a GPU although something should be."""
 
@@ -113,7 +114,7 @@ class Blocked:
     holders: tuple[nodes.Holder, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Kept:
     """A GPU instance that stays as it is (its compute instances may still change)."""
 
@@ -123,7 +124,7 @@ class Kept:
     why: str = dataclasses.field(default="", compare=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Drift:
     """One difference between what is wanted and what is: `kind` is mode, missing or extra."""
 
@@ -131,7 +132,7 @@ class Drift:
     message: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class GpuPlan:
     """What happens on one GPU. `steps` is () when in sync or blocked; `drift` tells the differences
     either way. `needs` is "reset" or "reboot" when a mode change will wait for one, else None.
@@ -154,7 +155,7 @@ class GpuPlan:
         return not self.drift
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Plan:
     """What happens on the node: one entry a GPU of the node, `managed` False where nothing is declared."""
 
@@ -183,7 +184,7 @@ class Plan:
         return None
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What the plan may do. `reset` and `reboot`: what may follow a mode change that stays pending.
     `force` lifts the allocation check (not the one on processes). `disable_unlisted` turns MIG off
@@ -239,7 +240,7 @@ def is_resetless(gpu: nodes.Gpu) -> bool:
     return gpu.architecture.lower() not in _NEEDS_RESET
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class _Case:
     """One GPU, what is wanted of it, and what may be done. `blind` is a sentence when nobody can
     tell what is in use."""

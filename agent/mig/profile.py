@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from agent import records
+
 _GRAMMAR = re.compile(
     r"(?:(?P<c>[0-9]{1,2})c\.)?(?P<g>[0-9]{1,2})g\.(?P<gb>[0-9]{1,4})gb(?:(?P<sign>[+-])(?P<attrs>.+))?",
     re.ASCII,
@@ -20,7 +22,7 @@ class ProfileSyntaxError(ValueError):
     """The text is not a profile name; the message says what is off and shows a valid one."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Profile:
     """A profile of a GPU instance, or (with `compute_slices`) of a compute instance within one.
 

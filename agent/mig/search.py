@@ -8,10 +8,10 @@ seven-slice part has 2,319 placed layouts in all.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
+from agent import records
 from agent.mig import node as nodes
 from agent.mig import profile as profiles
 
@@ -24,7 +24,7 @@ _ENGINES = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Shortage:
     """A resource that runs out: `resource` is "memory slices", "compute slices", "media engines" or
     "max instances", `detail` says how much is wanted and how much there is."""
@@ -111,7 +111,7 @@ def longest_run(used: int, slots: int) -> int:
     return best
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Option:
     """A place that instances of a group may take. `present` is the number of the existing instance
     of the same profile lying exactly there, or -1; `kept` how many compute instances stay with it."""
@@ -122,7 +122,7 @@ class Option:
     kept: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Group:
     """Wanted instances that are alike: `count` of them, each on another one of `options` (by start)."""
 
@@ -130,7 +130,7 @@ class Group:
     options: tuple[Option, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Arrangement:
     """The best places: `places[g]` are the options taken by group g. `used` is the mask of all."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+import tomli
+
+from agent import records
 from agent.mig import profile as profiles
 
 _TABLE = Path(__file__).with_name("models.toml")
@@ -35,14 +36,14 @@ _FORMS = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class _Part:
     key: str
     memory_mib: int | None
     bottlerocket: str | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class _Table:
     parts: Mapping[int, tuple[_Part, ...]]
     aliases: Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -51,7 +52,7 @@ class _Table:
 @functools.cache
 def _table() -> _Table:
     with _TABLE.open("rb") as file:
-        document = tomllib.load(file)
+        document = tomli.load(file)
     parts: dict[int, tuple[_Part, ...]] = {}
     for row in document["part"]:
         part = _Part(row["key"], row.get("memory-mib"), row.get("bottlerocket"))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, assert_never
 
-from agent import errors, log, threads
+from agent import errors, log, records, threads
 from agent.mig import layout as layouts
 from agent.mig import node as nodes
 from agent.mig import plan as plans
@@ -36,7 +36,7 @@ class Units(Protocol):
         """Start them again."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """How a plan is to be carried out.
 

@@ -11,13 +11,14 @@ import dataclasses
 import json
 from pathlib import Path
 
+from agent import records
 from agent.host import files
 
 WINDOW = 24 * 3600.0
 IN_WINDOW = 2
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Request:
     """A reboot that was asked for: for what (a layout's digest), in which boot, on which machine, when."""
 
@@ -27,7 +28,7 @@ class Request:
     at: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether a reboot may be asked for. `pending`: it was already, in this very boot."""
 
@@ -74,7 +75,7 @@ def render(requests: tuple[Request, ...]) -> str:
     return json.dumps({"version": 1, "requests": [dataclasses.asdict(r) for r in requests]}, indent=1) + "\n"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Guard:
     """The record on disk. `path` must lie on storage that outlives a reboot."""
 

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from agent import errors
+from agent import errors, records
 from agent.host import facts as hosts
 from agent.mig import layout as layouts
 from agent.mig import node as nodes
@@ -26,7 +26,7 @@ class Phase(enum.Enum):
     FAILED = "failed"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Reason:
     """Why health or phase is not perfect: a stable code, a sentence, and the GPU it concerns."""
 
@@ -35,7 +35,7 @@ class Reason:
     gpu: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Failure:
     """A step that failed on a GPU, and what became of that GPU: rolled back to what it was, or left
     as `remains` says."""
@@ -47,7 +47,7 @@ class Failure:
     remains: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Outcome:
     """What was done: the steps that took effect per GPU (in order), and what failed."""
 
@@ -64,7 +64,7 @@ class Outcome:
         return any(steps for _, steps in self.done)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class SettingsView:
     """The settings a cycle worked with, as far as readers need them: where they came from, their
     digest, and whether the newest documents were good. `values` tells for each key its value and where
@@ -82,7 +82,7 @@ HISTORY_LENGTH = 50
 """How many cycles are remembered."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Past:
     """A cycle of the past in short: how it ended, what was done. `times` such cycles ran from `at` to
     `last_at` (Unix seconds)."""
@@ -133,7 +133,7 @@ def read_history(document: object) -> tuple[Past, ...]:
         return ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Snapshot:
     """The node after a cycle. `node` is None while there is no driver; `driver_problem` says why.
 

@@ -9,7 +9,6 @@ same as last time keeps its text, and most families (identity, shares, error cou
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import gzip
 import platform
@@ -22,7 +21,7 @@ from prometheus_client import core, exposition, platform_collector, process_coll
 from prometheus_client.openmetrics import exposition as openmetrics
 
 import agent
-from agent import threads
+from agent import records, threads
 from agent.serve import board as boards
 from agent.serve import health, revision
 from agent.serve.families import every, family
@@ -39,7 +38,7 @@ class _Collector(Protocol):
     def collect(self) -> Iterable[core.Metric]: ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Format:
     """A way to write metrics: its name here, content type, and how one metric becomes bytes."""
 
@@ -83,7 +82,7 @@ def choose(accept: str) -> Format:
     return best
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Page:
     """Ready bytes. `version` is the board's, `rendered` in the monotonic clock's seconds."""
 

@@ -7,9 +7,7 @@ subsystem, only degrades: `/readyz` stays 200 and the reasons say so.
 
 from __future__ import annotations
 
-import dataclasses
-
-from agent import findings, measures
+from agent import findings, measures, records
 from agent.mig import node as nodes
 from agent.reconcile import snapshot as snapshots
 from agent.sample import xid as xids
@@ -68,7 +66,7 @@ CODES = {
 """Codes that this module gives or knows, with what they mean. Codes of a cycle are passed on as they are."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Health:
     """The verdict. `reasons` lists everything that keeps the node from being healthy. `findings` are what
     around the GPUs will hurt somebody; those that are critical are reasons too."""

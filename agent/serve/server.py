@@ -12,6 +12,7 @@ import base64
 import contextlib
 import functools
 import hashlib
+import importlib
 import json
 import logging
 import re
@@ -20,14 +21,17 @@ import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web, web_runner
 
 from agent import log, threads
 from agent.reconcile import snapshot as snapshots
-from agent.serve import address, exposition, health, render, webconfig
+from agent.serve import address, health
 from agent.serve import board as boards
-from agent.serve.families import dcgm as families
+
+if TYPE_CHECKING:  # loaded when somebody asks: nothing of it is needed to say that the node is ready
+    from agent.serve import exposition, webconfig
 
 OPEN_PATHS = ("/metrics", "/metrics/dcgm", "/livez", "/readyz")
 """What is served to anybody who reaches a listener."""
@@ -65,7 +69,7 @@ class Server:
         self._clock = clock
         self._monotonic = monotonic
         self._guard = guard
-        self._exposition = exposition.Exposition(board, clock=clock, monotonic=monotonic)
+        self._exposition: exposition.Exposition | None = None
         self._chosen: dict[str, exposition.Format] = {}
         self._under_way = 0
         self._listeners: list[address.Listener] = []
@@ -82,10 +86,6 @@ class Server:
         }
         self._dcgm: exposition.Exposition | None = None
         if dcgm:
-            renderer = exposition.Renderer(families.FAMILIES, process=False)
-            self._dcgm = exposition.Exposition(
-                board, clock=clock, monotonic=monotonic, renderer=renderer, formats=(exposition.TEXT,)
-            )
             self._handlers["/metrics/dcgm"] = self._dcgm_metrics
 
     @property
@@ -117,11 +117,22 @@ class Server:
         if self._guard is not None:
             self._refresher = asyncio.get_running_loop().create_task(self._refresh(self._guard), name="web-config")
 
+    async def prepare(self) -> exposition.Exposition:
+        """Load what renders metrics, in a thread, unless that is done: it takes tens of milliseconds."""
+        if self._exposition is None:
+            await threads.run(lambda: importlib.import_module("agent.serve.exposition"), name="exposition")
+        if self._exposition is None:  # nobody else waited for it meanwhile
+            from agent.serve import exposition
+
+            self._exposition = exposition.Exposition(self._board, clock=self._clock, monotonic=self._monotonic)
+        return self._exposition
+
     async def close(self) -> None:
         """Stop listening and end all connections."""
         if self._refresher is not None:
             self._refresher.cancel()
-        await self._exposition.close()
+        if self._exposition is not None:
+            await self._exposition.close()
         if self._dcgm is not None:
             await self._dcgm.close()
         for runner in self._runners:
@@ -184,16 +195,31 @@ class Server:
         return None
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        kept = self._exposition or await self.prepare()
         accept = request.headers.get("Accept", "")
         form = self._chosen.get(accept)
         if form is None:
+            from agent.serve import exposition
+
             form = exposition.choose(accept)
             if len(self._chosen) < 64:
                 self._chosen[accept] = form
-        return await self._ready_bytes(request, self._exposition, form)
+        return await self._ready_bytes(request, kept, form)
 
     async def _dcgm_metrics(self, request: web.BaseRequest) -> web.StreamResponse:
-        assert self._dcgm is not None
+        await self.prepare()
+        from agent.serve import exposition
+
+        if self._dcgm is None:
+            from agent.serve.families import dcgm
+
+            self._dcgm = exposition.Exposition(
+                self._board,
+                clock=self._clock,
+                monotonic=self._monotonic,
+                renderer=exposition.Renderer(dcgm.FAMILIES, process=False),
+                formats=(exposition.TEXT,),
+            )
         return await self._ready_bytes(request, self._dcgm, exposition.TEXT)
 
     async def _ready_bytes(
@@ -277,6 +303,8 @@ class Server:
         return _json(document, status=200 if verdict.ready else 503)
 
     async def _status_document(self, _: web.BaseRequest) -> web.StreamResponse:
+        from agent.serve import render
+
         board = self._board
         snapshot = board.snapshot or snapshots.Snapshot(phase=snapshots.Phase.STARTING)
         document = render.status_document(snapshot, board.sample, self._judge())
@@ -388,7 +416,11 @@ async def start(
     `clock` gives Unix seconds. Raises UsageError for an address that cannot be read, ListenError
     for one that cannot be listened on, SettingsError for a bad web configuration file.
     """
-    guard = None if web_config is None else webconfig.load(web_config)
+    guard = None
+    if web_config is not None:
+        from agent.serve import webconfig
+
+        guard = webconfig.load(web_config)
     listeners = [address.adopt(handed) for handed in sockets] or address.open_all(tuple(listen))
     server = Server(board, clock=clock, monotonic=monotonic, guard=guard, dcgm=dcgm)
     try:

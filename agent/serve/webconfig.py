@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
-from agent import errors, log, threads
+from agent import errors, log, records, threads
 
 _TLS = {
     "cert", "cert_file", "key", "key_file", "client_ca", "client_ca_file", "client_auth_type", "client_allowed_sans",
@@ -56,7 +56,7 @@ _UNKNOWN_USER = "$2b$10$6n5k3U9Q3uoEYuOzaXMULOd3mZdujQETeOkg54FUmHNkXKwvc52Tm"
 """Compared for users that do not exist, so that they take as long as those that do."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class _Document:
     """What a web configuration file says, checked."""
 

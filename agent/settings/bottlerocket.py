@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from agent import errors, log
+from agent import errors, log, records
 from agent.mig import profile as profiles
 from agent.settings import document, locate, model, tables
 
@@ -53,7 +53,7 @@ _COUNT = re.compile(r"[1-9][0-9]?")
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,9})")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Table:
     """What one or more documents say, before it is decided what that means. None: not said."""
 

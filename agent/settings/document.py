@@ -15,7 +15,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent import errors
+from agent import errors, records
 from agent.settings import locate, model
 
 LIMIT = 2**20
@@ -39,7 +39,7 @@ class Unreadable(Exception):
         super().__init__(str(problem))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Document:
     """A parsed document. `name` is how messages call it, `source` the layer it belongs to, `path`
     the file (None when it is none). `positions` tell where keys stand."""
@@ -204,7 +204,17 @@ def parse_json(data: bytes, *, name: str, source: str, path: Path | None = None)
     except (ValueError, RecursionError) as cause:
         raise Unreadable(errors.Problem("error", "syntax", f"is not valid JSON: {_short(cause)}", file=name)) from cause
     if doubles:
-        raise Unreadable(errors.Problem("error", "duplicate-key", f"has the key {quote(doubles[0])} twice", file=name))
+        where, place = next(iter(locate.json_repeated(text).items()), ((doubles[0],), None))
+        raise Unreadable(
+            errors.Problem(
+                "error",
+                "duplicate-key",
+                f"has the key {quote(where[-1])} twice",
+                file=name,
+                line=place and place.line,
+                key=dotted(where),
+            )
+        )
     if not isinstance(values, dict):
         raise Unreadable(errors.Problem("error", "wrong-type", "must be a JSON object", file=name, line=1))
     return Document(name, source, values, locate.json_text(text), path)

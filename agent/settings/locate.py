@@ -79,6 +79,13 @@ def json_text(text: str) -> dict[Path, Position]:
     return walk.found
 
 
+def json_repeated(text: str) -> dict[Path, Position]:
+    """Return where keys of a valid JSON text that were there before stand again, in order."""
+    walk = _Walk(text, ":")
+    walk.value(())
+    return walk.again
+
+
 class _Walk:
     """One pass over a text. `equals` is what stands between a key and its value."""
 
@@ -89,6 +96,7 @@ class _Walk:
         self._at = 0
         self._tables: dict[Path, int] = {}
         self.found: dict[Path, Position] = {}
+        self.again: dict[Path, Position] = {}
 
     def document(self) -> dict[Path, Position]:
         """Walk a whole TOML document."""
@@ -119,7 +127,8 @@ class _Walk:
         self._at = match.end()
 
     def _note(self, path: Path, offset: int) -> None:
-        self.found.setdefault(path, self._lines.at(offset))
+        noted = self.again if path in self.found else self.found
+        noted.setdefault(path, self._lines.at(offset))
 
     def _header(self) -> Path:
         """Walk `[a.b]` or `[[a.b]]` and return the path of the table that begins."""

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from agent import errors
+from agent import errors, records
 from agent.mig import profile as profiles
 
 # --- what the rest of gpunode works with ------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Origin:
     """Where a value comes from: the source's name ("default", a file, "environment", "flags", …),
     and file, line (1-based) and key where there are such."""
@@ -37,7 +37,7 @@ class Origin:
         return where if self.file in self.source else f"{self.source}, {where}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class AfterChange:
     """A command to run after the layout changed, and how long it may take."""
 
@@ -45,7 +45,7 @@ class AfterChange:
     timeout_seconds: float = 30.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class ProfileChoice:
     """One line of Bottlerocket's `mig.profile`: for GPUs of model `key`, `profile` as often as it
     fits, or (with `count`) the profile that fits just so often. Exactly one of the two is set."""
@@ -56,7 +56,7 @@ class ProfileChoice:
     origin: Origin
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class BottlerocketDeclaration:
     """All GPUs are split, each by the line of its model (none: its largest profile, once).
 
@@ -68,7 +68,7 @@ class BottlerocketDeclaration:
     from_host: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class WantedInstance:
     """`count` GPU instances of `profile`. `profile` may name a compute instance (`1c.3g.20gb`): then
     `count` of these are packed into as few GPU instances as hold them. `compute` and `start` belong
@@ -81,7 +81,7 @@ class WantedInstance:
     compute: tuple[profiles.Profile, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class LayoutEntry:
     """One `[[gpunode.layout]]`: exactly one of `gpus` ("all", or indexes, UUIDs and PCI addresses)
     and `model` is set. `selectors` are the origins of the members of a `gpus` list."""
@@ -94,7 +94,7 @@ class LayoutEntry:
     instances: tuple[WantedInstance, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class LayoutDeclaration:
     """gpunode's own layouts; a GPU may be named by one of them only."""
 
@@ -102,7 +102,7 @@ class LayoutDeclaration:
     origin: Origin
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class DeviceFilter:
     """A device of mig-parted's `device-filter`: PCI device and vendor as 0xDDDDVVVV, and the same of
     the subsystem where it is given."""
@@ -115,7 +115,7 @@ class DeviceFilter:
         return head if self.subsystem is None else f"{head}:0x{self.subsystem:08X}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class MigPartedEntry:
     """One entry of the selected label: which GPUs (filter and index must both match), and what."""
 
@@ -127,7 +127,7 @@ class MigPartedEntry:
     instances: tuple[WantedInstance, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class MigPartedDeclaration:
     """A label of a mig-parted document; entries apply in order, so the last that matches a GPU counts."""
 
@@ -139,7 +139,7 @@ class MigPartedDeclaration:
 Declaration = BottlerocketDeclaration | LayoutDeclaration | MigPartedDeclaration
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class BottlerocketView:
     """What the Bottlerocket host itself says about MIG, for deciding whose layout it is.
 
@@ -161,7 +161,7 @@ class BottlerocketView:
         return self.enabled and self.strategy == "mig"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything the operator asked, all sources merged. The defaults are those of an empty node.
 
@@ -218,7 +218,9 @@ def _kebab(name: str) -> str:
 
 
 class _Table(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(strict=True, frozen=True, extra="forbid", alias_generator=_kebab)
+    model_config = pydantic.ConfigDict(
+        strict=True, frozen=True, extra="forbid", alias_generator=_kebab, defer_build=True
+    )
 
 
 def _is_list(value: Any) -> str:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from agent import errors
+from agent import errors, records
 from agent.mig import layout as layouts
 from agent.mig import node as nodes
 from agent.mig import placement
@@ -27,7 +27,7 @@ _FROM_TABLES = ("a100.40gb", "a100.80gb", "h100.80gb", "h200.141gb", "b200.180gb
 """Models whose 4g profile is missing from the manager's tables, so that it falls back to one 7g."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Resolution:
     """The layout, warnings about it, and the GPUs on which it may not be brought about.
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from agent import errors, log
+from agent import errors, log, records
 from agent.settings import bottlerocket, document, migparted, model, tables, toml, userdata, watch
 
 CONFIG_FILE = "etc/gpunode/config.toml"
@@ -37,7 +37,7 @@ class Seen:
     files: tuple[Path, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """Where to look.
 

@@ -6,7 +6,6 @@ word where one is near.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -41,12 +40,16 @@ _LIMITS = {
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the valid word that `word` was probably meant to be, or None."""
+    import difflib  # only when something is wrong
+
     found = difflib.get_close_matches(word[:100].lower(), list(known), n=1, cutoff=0.6)
     return found[0] if found else None
 
 
 def alike(word: str, known: str) -> bool:
     """Whether a word is so near a known one that it is surely a slip."""
+    import difflib
+
     return word != known and difflib.SequenceMatcher(None, word[:100].lower(), known).ratio() >= 0.85
 
 

@@ -42,11 +42,12 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import tomllib
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import tomli
 
 from agent import errors
 from agent.sim import tables
@@ -210,10 +211,10 @@ def read_file(path: Path, /) -> Node:
     """Return the node that a node file describes. Raises SimulationError with the file's name."""
     try:
         with path.open("rb") as file:
-            document = tomllib.load(file)
+            document = tomli.load(file)
     except OSError as error:
         raise SimulationError(f"cannot read the node file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SimulationError(f"cannot read the node file {path}: {error}") from error
     try:
         return _of_document(document, default_name=path.stem)

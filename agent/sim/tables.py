@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import tomllib
 from pathlib import Path
 from typing import Any
+
+import tomli
 
 _HERE = Path(__file__).resolve().parent
 SEVEN_SLICES = 8
@@ -128,7 +129,7 @@ class InstanceType:
 
 def _load(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
-        return tomllib.load(file)
+        return tomli.load(file)
 
 
 _ENGINES = ("copy_engines", "decoders", "encoders", "jpeg", "ofa")

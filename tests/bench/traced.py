@@ -21,6 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from agent import memory
+
+if "run" in sys.argv[2:3]:
+    memory.hold()  # as the verb does before it imports
+
 from agent import daemon as _everything  # noqa: F401  # what a daemon imports without a simulator too
 from agent import measures
 

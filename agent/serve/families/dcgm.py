@@ -9,10 +9,9 @@ given in both spellings, as releases differ.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from agent import measures
+from agent import measures, records
 from agent.mig import node as nodes
 from agent.serve.families import allocation
 from agent.serve.families.family import Family, Row, View
@@ -36,7 +35,7 @@ LABELS = (
 _MIB = 2**20
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class _Holder:
     container: str = ""
     namespace: str = ""

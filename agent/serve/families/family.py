@@ -6,10 +6,9 @@ devices per compute instance; pods only in `*_allocation_info`; unsupported is a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from agent import measures
+from agent import measures, records
 from agent.host import holders as host_holders
 from agent.mig import advertise
 from agent.reconcile import snapshot as snapshots
@@ -21,7 +20,7 @@ Row = tuple[tuple[str, ...], float]
 """Label values in the order of the family's label names, and the value."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@records.dataclass(frozen=True, slots=True)
 class Build:
     """What is running where: agent version, source revision ("" when not known), Python version, host."""
 
@@ -31,7 +30,7 @@ class Build:
     hostname: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """Everything metrics are read from, at `now` (Unix seconds). `cycles` and `steps` are counts over the
     daemon's life."""
@@ -62,7 +61,7 @@ class View:
         return ((gpu, instance) for gpu in self.up for instance in gpu.instances)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@records.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """A metric family. `name` is without prefix and, for a counter of ours, with `_total`.
 
