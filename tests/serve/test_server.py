@@ -105,7 +105,7 @@ async def test_a_new_sample_is_served_next(board: boards.Board, start: Start, cl
     base = running.addresses[0]
     assert "gpunode_gpu_power_watts" in (await get(client, base, Accept_Encoding="identity")).text
     board.publish_sample(built.sample(nvml_up=False, gpus=()))
-    worker = running._exposition._worker
+    worker = (await running.prepare())._worker
     assert worker is not None
     await worker
     after = (await get(client, base, Accept_Encoding="identity")).text
