@@ -211,7 +211,7 @@ def parse_json(data: bytes, *, name: str, source: str, path: Path | None = None)
                 "duplicate-key",
                 f"has the key {quote(where[-1])} twice",
                 file=name,
-                line=place and place.line,
+                line=None if place is None else place.line,
                 key=dotted(where),
             )
         )

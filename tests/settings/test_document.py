@@ -121,7 +121,8 @@ def test_a_byte_order_mark_and_dos_lines_are_no_trouble(write: Write) -> None:
     ("content", "code", "line", "says"),
     [
         (b'{"a": 1,}', "syntax", 1, "not valid JSON"),
-        (b'{"a": 1,\n "a": 2}', "duplicate-key", None, '"a" twice'),
+        (b'{"a": 1,\n "a": 2}', "duplicate-key", 2, '"a" twice'),
+        (b'{"a": {"c": 1},\n "b": [{"c": 1,\n "c": {"c": 1}}],\n "b": 1}', "duplicate-key", 3, '"c" twice'),
         (b"[1]", "wrong-type", 1, "JSON object"),
         (b'{"a": ' + b"9" * 5000 + b"}", "syntax", None, "4300 digits"),
         (b'{"a":' * 100 + b"1" + b"}" * 100, "too-deep", None, "64 levels"),
