@@ -276,7 +276,7 @@ with --simulate NODE --sim-state FILE, on the node kept in that file:
   fault fail|delay|hang CALL  for an NVML call [--gpu --code --seconds --skip --times]
   fault release [ORDER]     withdraw it; what hangs goes on
   fault lose GPU            it falls off the bus
-  fault xid GPU CODE
+  fault xid TARGET CODE
   fault reset possible|impossible
 TARGET is GPU, GPU/GI or GPU/GI/CI by number, or the UUID of a MIG device."""
 

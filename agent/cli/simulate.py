@@ -17,7 +17,7 @@ With `--simulate NODE --sim-state FILE`, on the node kept in that file:
     gpunode simulate fault fail|delay|hang CALL       --gpu --code --seconds --skip --times
     gpunode simulate fault release [ORDER]            all unless given
     gpunode simulate fault lose GPU                   it falls off the bus
-    gpunode simulate fault xid GPU CODE
+    gpunode simulate fault xid TARGET CODE
     gpunode simulate fault reset impossible|possible
 
 TARGET is GPU, GPU/GI or GPU/GI/CI by number, or the UUID of a MIG device.
@@ -393,14 +393,22 @@ def _fault(node: simulated.SimulatedNode, words: list[str], found: argparse.Name
             node.lose(index)
             _say(found, {"lost": index}, f"GPU {index} of {node.name} fell off the bus")
         case ["xid", word, code]:
-            index, number = _gpu(node, word), _number(code, "XID")
-            node.xid(index, number)
-            _say(found, {"xid": number, "gpu": index}, f"GPU {index} of {node.name} reported XID {number}")
+            index, instance, compute = _target(node, word)
+            number = _number(code, "XID")
+            if instance is not None and instance not in node.driver.gpus[index].state.instances:
+                raise errors.UsageError(f"GPU {index} of {node.name} has no GPU instance {instance}")
+            node.xid(index, number, gpu_instance=instance, compute_instance=compute)
+            where = "" if instance is None else f" in GPU instance {instance}"
+            _say(
+                found,
+                {"xid": number, "gpu": index, "gpu_instance": instance, "compute_instance": compute},
+                f"GPU {index} of {node.name} reported XID {number}{where}",
+            )
         case ["reset", ("possible" | "impossible") as how]:
             node.allow_reset(how == "possible")
             _say(found, {"reset": how}, f"resets of {node.name} are {how} from now on")
         case _:
             raise errors.UsageError(
-                "use: gpunode simulate fault [list | fail|delay|hang CALL | release [ORDER] | lose GPU | xid GPU CODE | "
+                "use: gpunode simulate fault [list | fail|delay|hang CALL | release [ORDER] | lose GPU | xid TARGET CODE | "
                 "reset possible|impossible]"
             )

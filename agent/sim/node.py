@@ -295,6 +295,7 @@ class SimulatedNode:
             address = host.normal_address(target.spec.pci_bus_id).partition(".")[0]
             stamp = int(1e6 * max(0.0, self._machine.clock() - node.booted))
             part = "" if gpu_instance is None else f" GPU-I:{gpu_instance:02d}"
+            part += "" if compute_instance is None else f" GPU-CI:{compute_instance:02d}"
             words = f"NVRM: Xid (PCI:{address}{part}): {code}, pid='<unknown>', name=<unknown>"
             node.kernel_log.append(f"4,{node.event_number},{stamp},-;{words}")
             del node.kernel_log[:-200]

@@ -146,7 +146,10 @@ class TestNode:
 
     def test_gpu_is_lost_until_a_reboot(self, on: Run) -> None:
         on("fault", "lose", "4")
-        on("fault", "xid", "1", "48")
+        told = on("fault", "xid", "1", "48")
+        assert isinstance(told, dict)
+        assert (told["xid"], told["gpu"], told["gpu_instance"], told["compute_instance"]) == (48, 1, None, None)
+        assert "no GPU instance 3" in str(on("fault", "xid", "1/3/0", "94", code=2))
         assert "fallen off the bus" in str(on("workload", "start", "4", code=2))
         on("reboot")
         on("workload", "start", "4")
