@@ -65,6 +65,11 @@ def ask(call: str, *arguments: Any) -> Any:
         return None
 
 
+def scaled(value: Any, factor: float) -> Any:
+    """Return a figure in the base unit; None where there is none."""
+    return None if value is None else value * factor
+
+
 def field(handle: Any, number: int, scope: int = 0) -> float | None:
     """Ask for one field alone."""
     (answer,) = nvml.nvmlDeviceGetFieldValues(handle, [(number, scope)])
@@ -161,46 +166,48 @@ def of_gpu(put: Any, uuid: str, handle: Any, rank: int, windows: Windows) -> Non
     info = nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)
     for word in ("total", "used", "free", "reserved"):
         put(f"gpu_memory_{word}_bytes", getattr(info, word), **g)
-    bar = nvml.nvmlDeviceGetBAR1MemoryInfo(handle)
-    put("gpu_bar1_total_bytes", bar.bar1Total, **g)
-    put("gpu_bar1_used_bytes", bar.bar1Used, **g)
+    bar = ask("nvmlDeviceGetBAR1MemoryInfo", handle)
+    if bar is not None:
+        put("gpu_bar1_total_bytes", bar.bar1Total, **g)
+        put("gpu_bar1_used_bytes", bar.bar1Used, **g)
     rates = ask("nvmlDeviceGetUtilizationRates", handle)
     if rates is not None:
         assert not on
         put("gpu_utilization_ratio", rates.gpu / 100, **g)
         put("gpu_memory_utilization_ratio", rates.memory / 100, **g)
         for word in ("Encoder", "Decoder"):
-            put(f"gpu_{word.lower()}_utilization_ratio", ask(f"nvmlDeviceGet{word}Utilization", handle)[0] / 100, **g)
+            told = ask(f"nvmlDeviceGet{word}Utilization", handle)
+            put(f"gpu_{word.lower()}_utilization_ratio", None if told is None else told[0] / 100, **g)
     for name, metric in GPM.items():
         put(f"gpu_{name}_ratio", windows.ratio(uuid, None, metric), **g)
     # The meter reads these as fields in one batch; here each is asked by its own call.
-    put("gpu_power_watts", nvml.nvmlDeviceGetPowerUsage(handle) / 1000, **g)
-    put("gpu_energy_joules_total", nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000, **g)
-    put("gpu_power_limit_watts", nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000, **g)
-    put("gpu_temperature_celsius", nvml.nvmlDeviceGetTemperature(handle, 0), **g, sensor="core")
+    put("gpu_power_watts", scaled(ask("nvmlDeviceGetPowerUsage", handle), 1 / 1000), **g)
+    put("gpu_energy_joules_total", scaled(ask("nvmlDeviceGetTotalEnergyConsumption", handle), 1 / 1000), **g)
+    put("gpu_power_limit_watts", scaled(ask("nvmlDeviceGetEnforcedPowerLimit", handle), 1 / 1000), **g)
+    put("gpu_temperature_celsius", ask("nvmlDeviceGetTemperature", handle, 0), **g, sensor="core")
     put("gpu_temperature_celsius", field(handle, 82), **g, sensor="memory")
     for word, number in (("slowdown", 1), ("shutdown", 0)):
         put(
             "gpu_temperature_limit_celsius",
-            nvml.nvmlDeviceGetTemperatureThreshold(handle, number),
+            ask("nvmlDeviceGetTemperatureThreshold", handle, number),
             **g,
             threshold=word,
         )
     for number, word in enumerate(("graphics", "sm", "memory", "video")):
-        put("gpu_clock_hertz", nvml.nvmlDeviceGetClockInfo(handle, number) * 1e6, **g, domain=word)
-        put("gpu_clock_max_hertz", nvml.nvmlDeviceGetMaxClockInfo(handle, number) * 1e6, **g, domain=word)
-    put("gpu_performance_state", nvml.nvmlDeviceGetPerformanceState(handle), **g)
-    bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        put("gpu_clock_hertz", scaled(ask("nvmlDeviceGetClockInfo", handle, number), 1e6), **g, domain=word)
+        put("gpu_clock_max_hertz", scaled(ask("nvmlDeviceGetMaxClockInfo", handle, number), 1e6), **g, domain=word)
+    put("gpu_performance_state", ask("nvmlDeviceGetPerformanceState", handle), **g)
+    bits = ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     for bit, word in REASONS:
-        put("gpu_clock_event_active", bool(bits & bit), **g, reason=word)
+        put("gpu_clock_event_active", None if bits is None else bool(bits & bit), **g, reason=word)
     for word, number in HELD_BACK.items():
         nanoseconds = field(handle, number)
         put("gpu_clock_event_seconds_total", None if nanoseconds is None else nanoseconds / 1e9, **g, reason=word)
-    put("gpu_pcie_replays_total", nvml.nvmlDeviceGetPcieReplayCounter(handle), **g)
+    put("gpu_pcie_replays_total", ask("nvmlDeviceGetPcieReplayCounter", handle), **g)
     put("gpu_pcie_transmit_bytes_total", field(handle, 197), **g)
     put("gpu_pcie_receive_bytes_total", field(handle, 198), **g)
-    put("gpu_pcie_link_generation", nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle), **g)
-    put("gpu_pcie_link_width", nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), **g)
+    put("gpu_pcie_link_generation", ask("nvmlDeviceGetCurrPcieLinkGeneration", handle), **g)
+    put("gpu_pcie_link_width", ask("nvmlDeviceGetCurrPcieLinkWidth", handle), **g)
     states = [ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(18)]
     if states[0] is not None:
         put("gpu_nvlink_links_active", sum(state or 0 for state in states), **g)
@@ -219,18 +226,18 @@ def of_gpu(put: Any, uuid: str, handle: Any, rank: int, windows: Windows) -> Non
     for severity, a in (("corrected", 0), ("uncorrected", 1)):
         for lifetime, b in (("volatile", 0), ("aggregate", 1)):
             for place, c in (("dram", 2), ("sram", 7)):
-                count = nvml.nvmlDeviceGetMemoryErrorCounter(handle, a, b, c)
+                count = ask("nvmlDeviceGetMemoryErrorCounter", handle, a, b, c)
                 put("gpu_ecc_errors_total", count, **g, severity=severity, memory=place, lifetime=lifetime)
     rows = ask("nvmlDeviceGetRemappedRows", handle)
-    assert (rows is None) is bool(split)
+    assert rows is None or not split
     if rows is not None:
         put("gpu_remapped_rows", rows[0], **g, cause="correctable")
         put("gpu_remapped_rows", rows[1], **g, cause="uncorrectable")
         put("gpu_remap_pending", rows[2], **g)
         put("gpu_remap_failed", rows[3], **g)
-    banks = nvml.nvmlDeviceGetRowRemapperHistogram(handle)
+    banks = ask("nvmlDeviceGetRowRemapperHistogram", handle)
     for word in ("max", "high", "partial", "low", "none"):
-        put("gpu_remap_banks", getattr(banks, word), **g, availability=word)
+        put("gpu_remap_banks", None if banks is None else getattr(banks, word), **g, availability=word)
     wanted = field(handle, 230)
     if wanted is not None:
         for number, word in enumerate(("none", "gpu-reset", "node-reboot", "drain-p2p", "drain-and-reset")):
@@ -238,7 +245,8 @@ def of_gpu(put: Any, uuid: str, handle: Any, rank: int, windows: Windows) -> Non
     put("gpu_compute_processes", len({p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}), **g)
     for xid in FATAL:
         put("xid_errors_total", 0, **g, gpu_instance_id="", compute_instance_id="", xid=xid)
-    assert mode is not None
+    if mode is None:
+        return
     put("gpu_mig_enabled", mode[0], **g)
     put("gpu_mig_pending_enabled", mode[1], **g)
     put("gpu_mig_gpu_instances", len(split), **g)
@@ -313,20 +321,26 @@ MEASURED = {
     [
         ("p5.48xlarge", dict.fromkeys(range(8), SEVEN), 2200),
         ("p4d.24xlarge", MIXED, 900),
+        ("g5.12xlarge", {}, 250),
+        ("g6f.large", {}, 20),
     ],
-    ids=["8x7 H100", "A100 mixed"],
+    ids=["8x7 H100", "A100 mixed", "no MIG", "G6f"],
 )
 async def test_every_series_of_a_sample_is_what_the_driver_answers(
     spec: str, wanted: dict[int, simulated.Instances], least: int
 ) -> None:
     async with simulated.sampled(spec, wanted) as made:
-        for index in range(8):
+        for index in range(len(made.bench.uuids)):
             split = sorted({i.id for i in (await made.gpus.observe_gpu(made.bench.uuids[index])).instances})
             for place in split[:3] or (None,):
                 if place is not None or index not in wanted:
                     made.node.start_process(index, gpu_instance=place, memory_mib=1500 + index, activity=0.7)
         made.node.damage(
-            5, ecc={"corrected/dram": 4, "uncorrected/sram": 1}, remapped_correctable=2, remap_pending=True, replays=9
+            len(made.bench.uuids) // 2 + 1 if len(made.bench.uuids) > 1 else 0,
+            ecc={"corrected/dram": 4, "uncorrected/sram": 1},
+            remapped_correctable=2,
+            remap_pending=True,
+            replays=9,
         )
         windows = Windows()
         await made.cycle()
