@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.bench import claims, enforcing, growing, planning, report, resident, scraping, starting
+from tests.bench import claims, enforcing, faulty, growing, planning, report, resident, scraping, starting
 
 BASELINE = Path(__file__).with_name("baseline.json")
 PARTS: dict[str, Callable[[Path], Iterator[report.Row]]] = {
@@ -21,6 +21,7 @@ PARTS: dict[str, Callable[[Path], Iterator[report.Row]]] = {
     "scrape": scraping.rows,
     "resident": resident.rows,
     "enforce": enforcing.rows,
+    "faulty": faulty.rows,
     "plan": planning.rows,
     "claims": claims.rows,
     "growth": growing.rows,

@@ -119,12 +119,12 @@ async def test_boot_does_not_fight_a_rival(make: Make) -> None:
 
 @pytest.mark.full
 async def test_continuous_converges_beside_a_rival_of_a_minute(make: Make) -> None:
-    await _converges_beside_a_vandal(make("h100.80gb:4", CONTINUOUS), 40.0)
+    await _converges_beside_a_vandal(make("h100.80gb:4", CONTINUOUS), 60.0)
 
 
 @pytest.mark.full
 async def test_boot_does_not_fight_a_rival_of_a_minute(make: Make) -> None:
-    await _no_fight_under_boot(make("h100.80gb:4", LAYOUT), 20.0)
+    await _no_fight_under_boot(make("h100.80gb:4", LAYOUT), 60.0)
 
 
 async def test_every_change_of_somebody_else_is_counted(make: Make) -> None:
