@@ -268,8 +268,12 @@ async def _roll_back(work: _Work, before: nodes.NodeState, gpus: doors.Gpus, ord
             order.progress(f"{describe(step, work.gpu)} (rolling back)")
             await gpus.perform(uuid, step)
         after = await gpus.observe_gpu(uuid) if steps else now
-        work.failure = dataclasses.replace(failure, rolled_back=same(work.gpu, after), remains=describe_gpu(after))
-        log.warning("rolled back", gpu=uuid, as_before=same(work.gpu, after))
+        restored = same(work.gpu, after)
+        remains = describe_gpu(after)
+        if not restored:  # as a GPU instance without compute instance, which is nothing one can ask for
+            remains += f"; before, {describe_gpu(work.gpu)}"
+        work.failure = dataclasses.replace(failure, rolled_back=restored, remains=remains)
+        log.warning("rolled back", gpu=uuid, as_before=restored)
     except errors.GpunodeError as cause:
         remains = await _remains(uuid, gpus)
         work.failure = dataclasses.replace(failure, remains=f"{remains}; rolling back failed: {cause}")

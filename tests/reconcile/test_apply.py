@@ -176,6 +176,26 @@ async def test_when_rolling_back_fails_too_what_is_there_now_is_said(make: Make)
     assert (await rig.cycle()).phase is snapshot.Phase.CONVERGED
 
 
+async def test_what_cannot_be_made_again_as_it_was_is_said_beside_what_it_is_now(make: Make) -> None:
+    """A GPU instance without compute instance gets one when it is made again."""
+    rig = make("h100.80gb:1", HALVES)
+    await rig.cycle()
+    gpu = rig.sim.driver.gpus[0]
+    with gpu.lock:
+        bare = next(i for i in gpu.state.instances.values() if i.start == 4)
+        rig.sim.driver.destroy_compute_instance(gpu, bare, next(iter(bare.compute.values())))
+    rig.sim.fail("nvmlDeviceCreateGpuInstanceWithPlacement", 999)
+    rig.set('[[gpunode.layout]]\ngpus = "all"\ninstances = { "7g.80gb" = 1 }\n')
+    result = await rig.cycle()
+    (failure,) = result.outcome.failures
+    assert not failure.rolled_back
+    assert rig.truth() == [(True, [("3g.40gb", 0, 1), ("3g.40gb", 4, 1)])]
+    now, before = failure.remains.split("; before, ")
+    assert "without compute instance" not in now
+    assert "3g.40gb at 4:4 without compute instance" in before
+    assert failure.remains in told(result)
+
+
 async def test_when_nothing_can_be_read_after_a_failure_that_is_said(make: Make) -> None:
     rig = make("h100.80gb:1", HALVES)
     await rig.cycle()
