@@ -32,7 +32,6 @@ async def _check(node: app.Node) -> int:
         planned = await app.plan(node)
     except errors.SettingsError as cause:
         problems = (*problems, *cause.problems)
-        code = errors.EXIT_USAGE
     except errors.DriverError as cause:
         if node.simulated:
             raise
@@ -44,7 +43,23 @@ async def _check(node: app.Node) -> int:
             if gpu.blocked.kind.value in ("not-capable", "unknown-geometry", "unplaceable"):
                 problems = (*problems, errors.Problem("error", gpu.blocked.kind.value, gpu.blocked.message))
                 code = errors.EXIT_BLOCKED
+    problems = (*problems, *_web_problems(settings))
+    if any(problem.is_error for problem in problems) and code == errors.EXIT_OK:
+        code = errors.EXIT_USAGE
     return _tell(node, problems, settings, code)
+
+
+def _web_problems(settings: model.Settings) -> tuple[errors.Problem, ...]:
+    """Return what is wrong with the web configuration file, for which `run` would not start."""
+    if settings.web_config_file is None:
+        return ()
+    from agent.serve import webconfig  # TLS costs at every start and is seldom asked for
+
+    try:
+        webconfig.load(settings.web_config_file)
+    except errors.SettingsError as cause:
+        return cause.problems
+    return ()
 
 
 def _tell(node: app.Node, found: tuple[errors.Problem, ...], settings: model.Settings | None, code: int) -> int:

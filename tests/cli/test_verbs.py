@@ -566,6 +566,20 @@ def test_check_holds_the_layout_against_the_gpus(bench: Bench) -> None:
 
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has an NVIDIA driver")
+def test_check_reads_the_web_configuration_too(bench: Bench) -> None:
+    settings = bench.settings('[gpunode]\nweb-config-file = "web.yaml"\n')
+    missing = bench("check", *settings)
+    assert missing.code == 2
+    assert "web.yaml" in missing.out
+    web = bench.where / "web.yaml"
+    web.write_text("tls_server_config: {cert_file: nope.pem, key_file: nope.pem}\n")
+    wrong = bench("check", *settings, "--output", "json")
+    assert (wrong.code, wrong.json()["ok"]) == (2, False)
+    assert wrong.json()["problems"][0]["where"]["key"] == "tls_server_config.cert_file"
+    web.write_text("http_server_config: {headers: {X-Frame-Options: deny}}\n")
+    assert bench("check", *settings).code == 0
+
+
 def test_check_without_gpus_reads_the_settings_alone(gpunode: Run, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
     good.write_text(UNIFORM)
