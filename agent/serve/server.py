@@ -164,8 +164,8 @@ class Server:
                 text = f"{_printable(request.method)} is not answered here, only GET and HEAD\n"
                 response = _say(405, text, {"Allow": "GET, HEAD"})
             elif not everything and request.path not in OPEN_PATHS:
-                text = f"{request.path} is served on loopback and Unix sockets, elsewhere only with TLS and authentication\n"
-                response = _say(403, text)
+                whose = "by listeners on loopback and Unix sockets, by others only with TLS and authentication"
+                response = _say(403, f"{request.path} is served {whose}\n")
             else:
                 response = await handler(request)
             if guard is not None and not response.prepared:

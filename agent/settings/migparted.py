@@ -121,8 +121,8 @@ def _choose(
         problems.append(errors.Problem("error", "label", message, file=doc.name))
         return None
     near = tables.nearest(label, configs)
-    hint = f'did you mean "{near}"? ' if near else ""
-    message = f"there is no label {document.quote(label)} in {doc.name}; {hint}It has {names}"
+    hint = f'did you mean "{near}"? There are' if near else "there are"
+    message = f"there is no label {document.quote(label)} in {doc.name}; {hint} {names}"
     problems.append(_at(asked, "label", message, doc.name))
     return None
 

@@ -232,7 +232,10 @@ class SimulatedNode:
             raise SimulationError(f"GPU {gpu.index} has MIG on: say which GPU instance the process runs on")
         there = now.instances.get(instance)
         if there is None or not there.compute:
-            raise SimulationError(f"GPU {gpu.index} has no compute instance in a GPU instance {instance}")
+            ids = ", ".join(str(i.id) for i in now.instances.values() if i.compute) or "none"
+            raise SimulationError(
+                f"GPU {gpu.index} has no compute instance in a GPU instance {instance} (those with one: {ids})"
+            )
         if compute is None:
             compute = min(there.compute)
         if compute not in there.compute:

@@ -279,6 +279,8 @@ TWO = HEAD + "  half: [{devices: [0], mig-enabled: false}]\n  full: [{devices: a
         ("", "several labels"),
         (":fulll", 'did you mean "full"?'),
         (":zzz", "there is no label"),
+        (":hal", 'did you mean "half"? There are half, full'),
+        (":qqq", "; there are half, full"),
         (":", "several labels"),
     ],
 )
