@@ -39,15 +39,14 @@ def words(value: object) -> str:
 def _value(settings: model.Settings, key: str, *, secret: bool) -> object:
     """Return the value of a key as JSON can hold it."""
     if key == "layout":
-        declared = settings.declaration
-        match declared:
+        match settings.declaration:
             case None:
                 return None
             case model.BottlerocketDeclaration():
                 return "bottlerocket"
             case model.LayoutDeclaration():
                 return "gpunode"
-            case model.MigPartedDeclaration():
+            case declared:
                 return f"mig-parted:{declared.label}"
     value = getattr(settings, key.replace("-", "_"))
     if isinstance(value, tuple):
