@@ -1,4 +1,5 @@
-"""A kubelet's socket to the metrics of a running daemon: who has which device, whatever becomes of the socket."""
+"""A kubelet's socket, or an ECS task's control group, to the metrics of a running daemon: who has which device,
+whatever becomes of the socket."""
 
 from __future__ import annotations
 
@@ -169,3 +170,49 @@ def test_the_socket_is_missing_replaced_slow_and_broken(node: Node) -> None:
     node.socket.write_text("not a socket")
     node.wait(lambda up, rows: (up, rows) == (0, set()))
     assert "gpunode_gpu_up" in node.gpunode.get("/metrics").body.decode()
+
+
+TASK = "0123456789abcdef0123456789abcdef"
+CONTAINER = "ab" * 32
+
+
+def test_an_ecs_task_reaches_the_metrics_and_leaves_them_with_its_last_process(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with contextlib.closing(simulated.open_node("g4dn.12xlarge", state=state)) as opened:
+        sim: Any = opened
+        sim.set_unit("ecs.service", active=True)
+        uuids = [gpu.spec.uuid for gpu in sim.driver.gpus]
+        group = sim.machine.path(
+            f"/sys/fs/cgroup/ecstasks.slice/ecstasks-{TASK}.slice/docker-{CONTAINER}.scope/cgroup.procs"
+        )
+        process = sim.machine.path("/proc/70")
+        for folder in (group.parent, process):
+            folder.mkdir(parents=True)
+        (process / "environ").write_text(f"X=1\0NVIDIA_VISIBLE_DEVICES={uuids[1]},{uuids[3]}\0TOKEN=s3cret\0")
+        settings = tmp_path / "gpunode.toml"
+        settings.write_text("[gpunode]\nsample-interval = 0.5\n")
+        flags = ("--simulate", "g4dn.12xlarge", "--sim-state", state, "--settings", settings)
+        with daemons.run(tmp_path, *flags) as gpunode:
+            gpunode.wait_ready()
+            gpunode.wait_metric("gpunode_gpu_up")
+
+            def tasks() -> dict[str, tuple[str, str]]:
+                families = parser.text_string_to_metric_families(gpunode.get("/metrics").body.decode())
+                samples = [
+                    sample.labels for family in families for sample in family.samples if "task_id" in sample.labels
+                ]
+                return {told["gpu_uuid"]: (told["task_id"], told["container"]) for told in samples}
+
+            def wait(wanted: dict[str, tuple[str, str]]) -> None:
+                until = time.monotonic() + daemons.PATIENCE
+                while tasks() != wanted:
+                    assert time.monotonic() < until, (tasks(), gpunode.said())
+                    time.sleep(0.05)
+
+            assert tasks() == {}
+            group.write_text("70\n")
+            wait(dict.fromkeys((uuids[1], uuids[3]), (TASK, CONTAINER[:12])))
+            group.write_text("")
+            wait({})
+            assert gpunode.stop() == 0
+            assert "s3cret" not in gpunode.said()

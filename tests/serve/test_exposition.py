@@ -234,6 +234,29 @@ def test_pods_are_named_in_allocation_families_alone() -> None:
     }
 
 
+def test_tasks_are_named_in_their_own_families_with_what_is_known_of_them() -> None:
+    task = "0123456789abcdef0123456789abcdef"
+    told = nodes.Holder(kind="task", name="render:3", container="main", task=task)
+    untold = nodes.Holder(kind="task", name=task, container="ab" * 6, task=task)
+    gpus = (
+        built.gpu(0, instances=(built.instance(0, 7, holders=(told, told)),)),
+        built.gpu(1, holders=(untold, told)),
+    )
+    node = dataclasses.replace(_node(), serving="ecs", gpus=gpus)
+    found = series(render(built.snapshot(node=node), built.sample(built.gpu_sample(0))))
+    keys = ("task_family", "task_id", "container")
+    named = {
+        (name, *(dict(labels).get(key, "") for key in ("mig_uuid", "gpu_uuid", *keys)))
+        for name, labels in found
+        if any(key in dict(labels) for key in (*keys, "pod"))
+    }
+    assert named == {
+        ("gpunode_mig_device_task_info", built.mig_uuid(0, 7), "", "render:3", task, "main"),
+        ("gpunode_gpu_task_info", "", built.uuid(1), "render:3", task, "main"),
+        ("gpunode_gpu_task_info", "", built.uuid(1), "", task, "ab" * 6),
+    }
+
+
 def test_a_gpu_that_does_not_answer_has_identity_and_nothing_else() -> None:
     found = series(render(*case("one-silent")))
     about = {name for name, labels in found if ("gpu_uuid", built.uuid(1)) in labels}

@@ -45,9 +45,12 @@ def _pods(device: str, holders: list[nodes.Holder]) -> Iterator[Row]:
 
 
 def _tasks(device: str, holders: list[nodes.Holder]) -> Iterator[Row]:
-    for labels in dict.fromkeys(
-        (device, holder.name, holder.task or "", holder.container or "") for holder in holders if holder.kind == "task"
-    ):
+    rows: dict[tuple[str, str, str, str], None] = {}
+    for holder in holders:
+        if holder.kind == "task":
+            family = "" if holder.name == holder.task else holder.name  # only the ECS agent tells it
+            rows[device, family, holder.task or "", holder.container or ""] = None
+    for labels in rows:
         yield labels, 1.0
 
 
