@@ -33,6 +33,7 @@ _ARCHITECTURES = {
     10: "Blackwell",
 }
 _RESETLESS_FIELD = 184
+_QUERYABLE_FIELD = 199
 _WHOLE = 0xFFFFFFFF
 _MOST_MIG_DEVICES = 64
 """Indexes are asked until the driver knows no further one; this only bounds a driver that never says so."""
@@ -42,7 +43,7 @@ _PROCESSES = (
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
 )
 _LISTS_WITH_MIG_OFF = 550
-"""Driver branch from which profiles are told while MIG is off."""
+"""Driver branch from which profiles are told while MIG is off, where the driver itself does not say."""
 
 Names = Callable[[int], str]
 """Gives the command name of a pid."""
@@ -50,7 +51,11 @@ Names = Callable[[int], str]
 
 @dataclasses.dataclass(slots=True)
 class Card:
-    """A GPU as the session knows it: its handle and the facts that do not change."""
+    """A GPU as the session knows it: its handle and the facts that do not change.
+
+    `resetless` and `queryable` are what the driver says of mode changes without a reset, and of profiles
+    while MIG is off; None where it does not say.
+    """
 
     handle: Any
     uuid: str
@@ -62,6 +67,7 @@ class Card:
     minor: int | None
     memory_bytes: int
     resetless: bool | None
+    queryable: bool | None
     driver: str
     mig_uuids: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)
     made: dict[nodes.Placement, int] = dataclasses.field(default_factory=dict)
@@ -80,6 +86,7 @@ def card(handle: Any, driver: str) -> Card:
     memory = _or(lambda: int(calls.call("nvmlDeviceGetMemoryInfo", handle).total), 0)
     device = int(pci.pciDeviceId)
     number = _or(lambda: int(calls.call("nvmlDeviceGetArchitecture", handle)), 0)
+    resetless, queryable = _capabilities(handle)
     return Card(
         handle=handle,
         uuid=uuid,
@@ -90,7 +97,8 @@ def card(handle: Any, driver: str) -> Card:
         architecture=_ARCHITECTURES.get(number, ""),
         minor=_or(lambda: int(calls.call("nvmlDeviceGetMinorNumber", handle)), None),
         memory_bytes=memory,
-        resetless=_resetless(handle),
+        resetless=resetless,
+        queryable=queryable,
         driver=driver,
     )
 
@@ -112,15 +120,14 @@ def _or(ask: Callable[[], T], otherwise: U) -> T | U:
         return otherwise
 
 
-def _resetless(handle: Any) -> bool | None:
+def _capabilities(handle: Any) -> tuple[bool | None, bool | None]:
+    """Return what the driver answers to the two fields, None for one that it does not know."""
     try:
-        values = calls.call("nvmlDeviceGetFieldValues", handle, [_RESETLESS_FIELD])
+        values = calls.call("nvmlDeviceGetFieldValues", handle, [_RESETLESS_FIELD, _QUERYABLE_FIELD])
     except errors.NotSupported:
-        return None
-    value = values[0]
-    if int(value.nvmlReturn) != 0:
-        return None
-    return bool(value.value.uiVal)
+        return None, None
+    resetless, queryable = (bool(v.value.uiVal) if int(v.nvmlReturn) == 0 else None for v in values)
+    return resetless, queryable
 
 
 def blank(known: Card, index: int, state: nodes.GpuState, problem: str) -> nodes.Gpu:
@@ -194,10 +201,16 @@ def _observe(known: Card, index: int, offers: catalog.Catalog, names: Names) -> 
 def _geometry_unknown(known: Card, told: tuple[nodes.ProfileOffer, ...], mode: nodes.ModeState) -> str | None:
     if told:
         return None
-    branch = known.driver.partition(".")[0]
-    if not mode.current and branch.isdigit() and int(branch) < _LISTS_WITH_MIG_OFF:
+    if not mode.current and not _tells_with_mig_off(known):
         return None  # such a driver tells its profiles only with MIG on
     return f"the driver tells no MIG profiles of {known.name}; the geometry of this part is not published"
+
+
+def _tells_with_mig_off(known: Card) -> bool:
+    if known.queryable is not None:
+        return known.queryable
+    branch = known.driver.partition(".")[0]
+    return not branch.isdigit() or int(branch) >= _LISTS_WITH_MIG_OFF
 
 
 def _holders(handle: Any, names: Names) -> dict[tuple[int | None, int | None], list[nodes.Holder]]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,31 @@ async def test_a_part_whose_geometry_nobody_has_published(bench: Callable[..., A
     assert gpu.mode is not None
     assert gpu.offers == ()
     assert "not published" in gpu.geometry_unknown
+
+
+@pytest.mark.parametrize(
+    ("needs_mig", "driver", "knows_field", "unknown"),
+    [
+        pytest.param(True, "590.48.01", True, False, id="the driver says that it tells them with MIG on only"),
+        pytest.param(False, "590.48.01", True, True, id="the driver says that it would tell them"),
+        pytest.param(True, "535.161.07", False, False, id="a driver that does not say, of a branch that does not tell"),
+        pytest.param(True, "590.48.01", False, True, id="a driver that does not say, of a branch that would tell"),
+    ],
+)
+async def test_no_profiles_with_mig_off_mean_something_else_to_each_driver(
+    bench: Callable[..., Any], tmp_path: Path, needs_mig: bool, driver: str, knows_field: bool, unknown: bool
+) -> None:
+    node = tmp_path / "node.toml"
+    model = "h100.80gb" if needs_mig else "rtxpro4500.32gb"
+    node.write_text(
+        f'driver-version = "{driver}"\nprofiles-need-mig = {str(needs_mig).lower()}\n[[gpu]]\nmodel = "{model}"\n'
+    )
+    made = await bench(str(node), look=False)
+    if not knows_field:
+        made.node.fail("nvmlDeviceGetFieldValues", 3, times=0)
+    (gpu,) = (await made.gpus.observe()).gpus
+    assert gpu.offers == ()
+    assert (gpu.geometry_unknown is not None) is unknown
 
 
 async def test_a_no_op_apply_stays_within_its_calls(bench: Callable[..., Any]) -> None:

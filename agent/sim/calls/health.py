@@ -285,7 +285,7 @@ _FIELDS: dict[int, _Field] = {
     196: _limit_margin(0),
     197: _pcie_bytes(0),
     198: _pcie_bytes(1),
-    199: _capability(lambda lib, gpu: gpu.model.geometry_known and not lib.machine.spec.profiles_need_mig),
+    199: _capability(lambda lib, gpu: gpu.model.mig_capable and not lib.machine.spec.profiles_need_mig),
     230: _recovery,
     269: _policy(0.0),
     270: _policy(0.0),
