@@ -344,6 +344,8 @@ def parse(argv: "list[str]", environ: "dict[str, str]") -> argparse.Namespace:
     found.verb = verb
     found.verbose = found.verbose or _truth("GPUNODE_VERBOSE", environ)
     found.settings = found.settings or []
+    if "" in found.settings or found.mig_config == "":
+        raise errors.UsageError(f"{'--settings' if '' in found.settings else '--mig-config'} needs the name of a file")
     if verb == "apply":
         found.yes = found.yes or _truth("GPUNODE_YES", environ)
     if found.sim_state is not None and found.simulate is None:

@@ -25,6 +25,11 @@ async def _plan(node: app.Node) -> int:
     if not planned.ownership.may_write:
         nodes.tell_owner(planned.ownership, options)
         return errors.EXIT_BLOCKED
+    hindrance = node.around.hindrance()
+    if hindrance is None and node.require_settings().enforcement == "observe":
+        hindrance = ("observe", "enforcement is set to observe")
+    if hindrance is not None:
+        print(f"gpunode: apply would not do it: {hindrance[1]}", file=options.stderr)
     return errors.EXIT_BLOCKED if planned.plan.blocked else errors.EXIT_DRIFT
 
 

@@ -283,7 +283,8 @@ def _reset(node: simulated.SimulatedNode, words: list[str], found: argparse.Name
 def _unit(node: simulated.SimulatedNode, words: list[str], found: argparse.Namespace) -> None:
     if len(words) != 2 or words[1] not in ("start", "stop"):
         raise errors.UsageError("use: gpunode simulate unit NAME start|stop (as kubelet.service, ecs.service)")
-    name, active = words[0], words[1] == "start"
+    name = words[0] if "." in words[0] else f"{words[0]}.service"  # as systemctl takes it
+    active = words[1] == "start"
     node.set_unit(name, active)
     _say(found, {"unit": name, "active": active}, f"{name} of {node.name} {'started' if active else 'stopped'}")
 

@@ -136,6 +136,8 @@ def test_output_of_another_verb_in_the_environment_stops_nothing() -> None:
         (("status", "--wait", "3", "--simulate", "p4d.24xlarge"), {}, "--check"),
         (("status", "--interval", "3", "--simulate", "p4d.24xlarge"), {}, "--watch"),
         (("export", "--exact", "--format", "bottlerocket"), {}, "--exact belongs to --format gpunode"),
+        (("plan", "--settings", ""), {}, "--settings needs the name of a file"),
+        (("plan", "--mig-config="), {}, "--mig-config needs the name of a file"),
         (("export", "--label", "x"), {}, "--label belongs to --format mig-parted"),
         (("status", "--sim"), {}, "--sim"),
         (("apply",), {"GPUNODE_YES": "perhaps"}, "neither yes nor no"),

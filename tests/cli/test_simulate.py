@@ -136,7 +136,7 @@ class TestNode:
 
     def test_reset_is_refused_while_somebody_holds_the_gpu(self, on: Run) -> None:
         assert "nvidia-persistenced" in str(on("reset", code=4))
-        on("unit", "nvidia-persistenced.service", "stop")
+        assert on("unit", "nvidia-persistenced", "stop")["unit"] == "nvidia-persistenced.service"  # type: ignore[index]
         assert on("reset", "0", "5")["reset"] == [0, 5]  # type: ignore[index]
         on("fault", "reset", "impossible")
         on("reset", "0", code=4)

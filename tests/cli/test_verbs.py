@@ -262,6 +262,16 @@ def test_kill_switch_stops_apply(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     assert bench.mutations == 0
 
 
+def test_plan_says_when_apply_would_not_do_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    observe = bench("plan", *bench.settings('[gpunode]\nenforcement = "observe"\n' + UNIFORM))
+    assert (observe.code, "apply would not do it: enforcement is set to observe" in observe.err) == (3, True)
+    may = bench("plan", *bench.settings(UNIFORM))
+    assert (may.code, "would not" in may.err) == (3, False)
+    monkeypatch.setenv("GPUNODE_DISABLED", "1")
+    switched = bench("plan", *bench.settings(UNIFORM))
+    assert (switched.code, "would not do it: GPUNODE_DISABLED=1" in switched.err) == (3, True)
+
+
 def test_observe_never_writes(bench: Bench) -> None:
     ended = bench("apply", "--yes", *bench.settings('[gpunode]\nenforcement = "observe"\n' + UNIFORM))
     assert ended.code == 4
