@@ -25,3 +25,17 @@ def test_readme_tells_two_commands_that_exist() -> None:
     assert (ROOT / run.rpartition(" ")[2]).is_file()
     assert test == "make test"
     assert test in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_readme_leads_to_every_page() -> None:
+    pages = {page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "decisions"}
+    reached, next_ = set[Path](), [ROOT / "README.md"]
+    while next_:
+        page = next_.pop()
+        for link in re.findall(r"\]\(([^)#:]+\.md)", page.read_text(encoding="utf-8")):
+            target = (page.parent / link).resolve()
+            assert target.is_file(), f"{page.name} names {link}, which is not there"
+            if target not in reached:
+                reached.add(target)
+                next_.append(target)
+    assert pages <= reached
