@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import stat
 import tempfile
 import time
@@ -19,6 +20,7 @@ LIMIT = 1024 * 1024
 # How often, and how far apart in seconds, a holder's threads are looked at before one is called stuck.
 _LOOKS = 3
 _BETWEEN_LOOKS = 0.1
+_VOLATILE = frozenset({"tmpfs", "ramfs"})
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
@@ -98,6 +100,23 @@ def read_text(path: Path, *, limit: int = LIMIT) -> str | None:
         return read_bounded(path, limit=limit).decode("utf-8", "replace").rstrip()
     except OSError:
         return None
+
+
+def volatile(path: Path, *, mounts: Path = Path("/proc/self/mountinfo")) -> str | None:
+    """Return the kind of file system ("tmpfs") under `path` when it keeps nothing over a reboot, else None,
+    as where that cannot be told. `path` need not exist."""
+    place = os.path.realpath(path)
+    best, kind = "", None
+    for line in (read_text(mounts) or "").splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if len(fields) < 5 or not after:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])  # a blank is \040
+        inside = place == point or place.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):  # of two on one place the later lies on top
+            best, kind = point, after.split(" ")[0]
+    return kind if kind in _VOLATILE else None
 
 
 class Lock:

@@ -573,8 +573,12 @@ def _pending(seen: Look) -> list[str]:
 
 def _reboot(around: Surroundings, target: str) -> tuple[snapshot.Phase, snapshot.Reason]:
     """Ask for the one reboot that may finish the mode change, through the guard."""
+    place = around.machine.path(REBOOTS)
     guard = reboots.Guard(
-        path=around.machine.path(REBOOTS), boot_id=around.machine.boot_id(), machine_id=around.machine_id()
+        path=place,
+        boot_id=around.machine.boot_id(),
+        machine_id=around.machine_id(),
+        volatile=None if around.machine.simulated is not None else files.volatile(place),
     )
     verdict = guard.ask(target, around.clock())
     if verdict.allowed:

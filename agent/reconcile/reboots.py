@@ -77,17 +77,22 @@ def render(requests: tuple[Request, ...]) -> str:
 
 @records.dataclass(frozen=True, slots=True)
 class Guard:
-    """The record on disk. `path` must lie on storage that outlives a reboot."""
+    """The record on disk. `path` must lie on storage that outlives a reboot: `volatile` names the kind of
+    file system where it does not, and then no reboot is allowed, as nothing would end a series of them."""
 
     path: Path
     boot_id: str
     machine_id: str
+    volatile: str | None = None
 
     def ask(self, target: str, now: float) -> Verdict:
         """Decide, and when a reboot is allowed record it durably before saying so.
 
         Anything that cannot be read, written or read back is a refusal.
         """
+        if self.volatile is not None:
+            words = f"{self.path} lies on a {self.volatile}, and what was requested would be forgotten with the reboot"
+            return Verdict(allowed=False, why=words)
         try:
             requests = self._read()
         except (OSError, ValueError) as cause:

@@ -151,6 +151,43 @@ def test_a_recycled_pid_is_not_blamed(tmp_path: Path) -> None:
             files.Lock.take(path)
 
 
+MOUNTS = """\
+22 1 259:1 / / rw,relatime shared:1 - xfs /dev/nvme0n1p1 rw
+30 22 0:25 / /run rw,nosuid shared:5 - tmpfs tmpfs rw,size=100k
+31 22 0:26 / /var/lib/live rw - overlay overlay rw
+32 31 0:27 / /var/lib/live/gpu\\040node rw - tmpfs none rw
+33 22 0:28 / /srv rw - tmpfs none rw
+34 22 259:2 / /srv rw master:3 - ext4 /dev/nvme1n1 rw
+no mount at all
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/run/gpunode/x", "tmpfs"),
+        ("/run", "tmpfs"),
+        ("/runner/x", None),
+        ("/var/lib/gpunode/reboots.json", None),
+        ("/var/lib/live/x", None),
+        ("/var/lib/live/gpu node/x", "tmpfs"),
+        ("/srv/x", None),
+    ],
+)
+def test_what_a_reboot_takes_away(tmp_path: Path, path: str, kind: str | None) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(MOUNTS)
+    assert files.volatile(Path(path), mounts=mounts) == kind
+    assert files.volatile(Path(path), mounts=tmp_path / "none") is None
+
+
+def test_what_the_kernel_really_tells_of_mounts() -> None:
+    told = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    shared = [fields[fields.index("-") + 1] for fields in told if fields[4] == "/dev/shm"]
+    assert files.volatile(Path("/dev/shm/gpunode-none")) == ("tmpfs" if shared[-1:] == ["tmpfs"] else None)
+    assert files.volatile(Path("/proc/self/status")) is None
+
+
 def test_no_lock_file_no_lock(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file where a directory belongs")
     with pytest.raises(errors.GpunodeError, match="cannot open the lock file"):

@@ -104,6 +104,15 @@ def test_a_directory_in_its_place_refuses(tmp_path: Path) -> None:
     assert not guard(tmp_path / "reboots.json").ask("t1", 1000.0).allowed
 
 
+def test_a_record_that_a_reboot_takes_away_refuses(tmp_path: Path) -> None:
+    path = tmp_path / "reboots.json"
+    verdict = reboots.Guard(path=path, boot_id="b1", machine_id="i-1", volatile="tmpfs").ask("t1", 1000.0)
+    assert not verdict.allowed
+    assert not verdict.pending
+    assert "tmpfs" in verdict.why
+    assert not path.exists()
+
+
 def test_what_is_written_is_read_back_the_same() -> None:
     requests = (request(), request("t2", "b2", "i-2", 5.5))
     assert reboots.parse(reboots.render(requests)) == requests
