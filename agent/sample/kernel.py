@@ -1,7 +1,7 @@
 """XIDs out of the kernel's log, each once in a boot, also over restarts of gpunode.
 
-Where the log stands is kept under /run with the boot's id: after a restart reading goes on behind
-the last record seen, and after a reboot from the beginning. Records tell seconds since boot; they
+Where the log stands is kept under /run with the boot's id: after a restart what stands before the last
+record seen is told as known, and counts no more; after a reboot everything is new. Records tell seconds since boot; they
 become Unix times by the boot time in /proc/stat. The log's clock is not the one that NTP keeps right
 and is seconds off after days, so a record is also held to be no older than the look before.
 """
@@ -32,7 +32,8 @@ class Host(Protocol):
 @records.dataclass(frozen=True, slots=True)
 class Line:
     """An XID in the log. `address` is the GPU's on the bus (`0000:10:1c.0`), `when` in Unix seconds, which
-    may be `doubt` seconds off; ids are None where the whole GPU is meant."""
+    may be `doubt` seconds off; ids are None where the whole GPU is meant. `known`: read before, by a
+    gpunode that ran earlier in this boot."""
 
     address: str
     xid: int
@@ -40,6 +41,7 @@ class Line:
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
     doubt: float = 0.0
+    known: bool = False
 
 
 class KernelLog:
@@ -51,6 +53,7 @@ class KernelLog:
         self._reader: kmsg.Reader | None = None
         self._boot_id = ""
         self._looked: float | None = None
+        self._left = -1
 
     def read(self) -> tuple[Line, ...] | None:
         """Return what was written since last time; None where this process cannot read such a log at all.
@@ -59,14 +62,15 @@ class KernelLog:
         """
         if self._reader is None:
             self._boot_id = self._machine.boot_id()
-            self._reader = kmsg.Reader(self._machine.path(kmsg.PATH), after=self._left_at())
-        before = self._reader.sequence
+            self._reader = kmsg.Reader(self._machine.path(kmsg.PATH))
+            self._left = self._left_at()
+        before = max(self._reader.sequence, self._left)
         try:
             found = self._reader.read()
         except (FileNotFoundError, PermissionError):
             return None
         earliest, self._looked = self._looked, self._clock()
-        if self._reader.sequence != before:
+        if self._reader.sequence > before:
             self._keep(self._reader.sequence)
         if not found:
             return ()
@@ -79,6 +83,7 @@ class KernelLog:
                 one.gi,
                 one.ci,
                 doubt=0.0 if earliest is None else max(0.0, self._looked - earliest),
+                known=one.sequence <= self._left,
             )
             for one in found
         )

@@ -22,6 +22,8 @@ SLOW_EVERY = 60.0
 PATIENCE = 60.0
 """Seconds after which a visit that has not ended makes its GPU one that does not answer. The lanes
 judge single calls much earlier; this is for a visit of many calls each slow but not overdue."""
+UNPLACED = 100
+"""Lines of the kernel log that are kept for cards that have not told their address yet."""
 PAUSE_LIMIT = 30.0
 """Seconds `pause` waits for visits under way: as long as a read may take before it counts as hung."""
 
@@ -82,6 +84,7 @@ class Sampler:
         self._initializations = initializations
         self._events_up = events_up
         self._kernel_log = kernel_log
+        self._unplaced: list[kernel.Line] = []
         self._head_start = head_start
         self._patience = patience
         self._cards: dict[str, _Card] = {}
@@ -307,7 +310,9 @@ class Sampler:
         """Note XIDs that the kernel logged about GPUs that are known here."""
         started = self._monotonic()
         addresses = {
-            _address(card.last.pci_bus_id): card.uuid for card in self._cards.values() if card.last is not None
+            _address(card.last.pci_bus_id): card.uuid
+            for card in self._cards.values()
+            if card.last is not None and card.last.pci_bus_id
         }
         if self._kernel_log is None or not addresses:
             return
@@ -323,10 +328,24 @@ class Sampler:
             log.info("there is no kernel log to read here; XIDs come from the driver alone")
             self._kernel_log = None
             return
-        for line in lines:
+        waiting, self._unplaced = self._unplaced, []
+        for line in (*waiting, *lines):
             uuid = addresses.get(line.address)
+            if uuid is None and len(addresses) < len(self._cards):
+                # A card that has not answered yet may be the one, and that it does not may be why.
+                self._unplaced = [*self._unplaced, line][-UNPLACED:]
+                continue
             if uuid is None:
                 log.warning("XID of a GPU that is not known", address=line.address, xid=line.xid)
+                continue
+            if line.known:
+                self.xids.known(
+                    uuid,
+                    line.xid,
+                    when=line.when,
+                    gpu_instance_id=line.gpu_instance_id,
+                    compute_instance_id=line.compute_instance_id,
+                )
                 continue
             self.xids.kernel(
                 uuid,

@@ -82,6 +82,18 @@ class Ledger:
         else:
             self._held.append(_Report(when, key, doubt, when if heard is None else heard))
 
+    def known(
+        self,
+        uuid: str,
+        xid: int,
+        *,
+        when: float,
+        gpu_instance_id: int | None = None,
+        compute_instance_id: int | None = None,
+    ) -> None:
+        """Note when an XID was last reported that an earlier gpunode has counted."""
+        self._report((uuid, _word(gpu_instance_id), _word(compute_instance_id), xid), when)
+
     def settle(self, now: float) -> None:
         """Count the lines of the log that waited long enough, and forget events too old to match."""
         due = [report for report in self._held if now - report.heard >= HOLD]
@@ -93,9 +105,9 @@ class Ledger:
     def forget(self, uuid: str, gpu_instance_id: int) -> None:
         """Drop what was reported of a GPU instance that is there no more; another one may get its id."""
         gone = uuid, _word(gpu_instance_id)
-        for key in [key for key in self._counts if key[:2] == gone]:
-            del self._counts[key]
+        for key in [key for key in self._last if key[:2] == gone]:
             del self._last[key]
+            self._counts.pop(key, None)
 
     def errors(self, uuids: Iterable[str], devices: Iterable[tuple[str, int, int]] = ()) -> dict[Key, int]:
         """Return counts by key, with 0 where none was reported: for the fatal XIDs of the GPUs `uuids`, and
@@ -111,6 +123,9 @@ class Ledger:
 
     def _count(self, key: Key, when: float) -> None:
         self._counts[key] += 1
+        self._report(key, when)
+
+    def _report(self, key: Key, when: float) -> None:
         self._last[key] = max(when, self._last.get(key, when))
 
 

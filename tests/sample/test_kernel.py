@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import measures
+from agent import errors, measures
 from agent.sample import kernel, loop
 from tests.sample import fakes
 
@@ -50,9 +50,10 @@ def host(tmp_path: Path) -> Host:
 
 
 def read(reader: kernel.KernelLog) -> list[int]:
+    """Return what is new to this boot."""
     lines = reader.read()
     assert lines is not None
-    return [line.xid for line in lines]
+    return [line.xid for line in lines if not line.known]
 
 
 def test_each_record_is_told_once_with_its_place_and_time(host: Host) -> None:
@@ -93,6 +94,18 @@ def test_a_restart_tells_nothing_again_and_a_reboot_begins_anew(host: Host) -> N
     host.reboot()
     host.write(XID_94)
     assert read(kernel.KernelLog(host, clock=fakes.Clock())) == [94]
+
+
+def test_after_a_restart_what_was_told_is_told_as_known(host: Host) -> None:
+    host.write(XID_79, at=12.0)
+    assert read(kernel.KernelLog(host, clock=fakes.Clock(5020.0))) == [79]
+    host.write(XID_94, at=16.0)
+    reader = kernel.KernelLog(host, clock=fakes.Clock(5020.0))
+    assert reader.read() == (
+        kernel.Line("0000:01:00.0", 79, 5012.0, known=True),
+        kernel.Line("0000:00:00.0", 94, 5016.0, gpu_instance_id=5, compute_instance_id=1),
+    )
+    assert reader.read() == ()
 
 
 @pytest.mark.parametrize("kept", ["", "{", "[]", '{"boot_id": "boot-1"}', '{"boot_id": "boot-1", "sequence": "x"}'])
@@ -156,6 +169,33 @@ async def test_the_sampler_counts_what_only_the_log_tells(host: Host) -> None:
     assert ("GPU-0", "5", "1", 94) not in sample.xid_errors
     sample = await bench.later(5.0)
     assert sample.xid_errors["GPU-0", "5", "1", 94] == 1
+
+
+async def test_what_hit_a_card_that_has_not_answered_yet_counts_once_it_does(host: Host) -> None:
+    bench = Bench(host)
+    bench.source.errors["GPU-1"] = errors.DriverError("it hangs")
+    host.write(XID_79, at=10.0)
+    for _ in range(3):
+        assert not any((await bench.later(5)).xid_errors.values())
+    del bench.source.errors["GPU-1"]
+    await bench.later(5)
+    assert (await bench.later(5)).xid_errors["GPU-1", "", "", 79] == 1
+    assert bench.sampler._unplaced == []
+
+
+async def test_after_a_restart_nothing_is_counted_again_and_nothing_is_forgotten(host: Host) -> None:
+    bench = Bench(host)
+    host.write(XID_79, at=18.0)
+    await bench.later(0)
+    assert (await bench.later(5)).xid_errors["GPU-1", "", "", 79] == 1
+    bench = Bench(host)
+    for _ in range(3):
+        sample = await bench.later(5)
+        assert not any(sample.xid_errors.values())
+        assert sample.xid_last == {("GPU-1", "", "", 79): 5018.0}
+    host.write(XID_79, at=34.0)
+    await bench.later(5)
+    assert (await bench.later(5)).xid_errors["GPU-1", "", "", 79] == 1
 
 
 async def test_what_the_driver_told_too_is_one(host: Host) -> None:
