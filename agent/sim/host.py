@@ -189,6 +189,7 @@ class SimulatedMachine:
         )
         _write(root / "sys/module/nvidia/version", about.driver_version + "\n")
         _write(root / "proc/sys/kernel/random/boot_id", node.boot_id + "\n")
+        _write(root / "proc/stat", f"btime {int(node.booted)}\n")
         _write_once(root / "proc/cmdline", "BOOT_IMAGE=/vmlinuz root=/dev/nvme0n1p1\n")
         _write(
             root / "proc/driver/nvidia/params",

@@ -133,6 +133,8 @@ def test_xids_are_in_the_kernel_log(nvml: Open) -> None:
     assert lines[0].endswith("NVRM: Xid (PCI:0000:10:1c): 79, pid='<unknown>', name=<unknown>")
     assert lines[0].split(",")[2] == "2000000"
     assert "GPU-I:01" in lines[1]
+    booted = int(it.node.machine.path("/proc/stat").read_text().split()[1])
+    assert booted == int(it.clock.now - 2)
 
 
 def test_units(nvml: Open) -> None:
