@@ -135,7 +135,7 @@ async def _draw(node: app.Node) -> None:
         print(render.nvidia_smi(seen.node), file=options.stdout, flush=True)
     else:
         text = render.status_table(seen, sample, judged)
-        if options.stdout.isatty():
+        if options.stdout.isatty() and options.environ.get("TERM") != "dumb":
             width, height = shutil.get_terminal_size()
             lines = [line[:width] for line in text.splitlines()[: height - 1]]
             text = "\x1b[H\x1b[2J" + "\n".join(lines)

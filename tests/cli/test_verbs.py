@@ -495,7 +495,8 @@ def test_watch_draws_until_ctrl_c(split: Bench) -> None:
         assert child.returncode == 0
 
 
-def test_watch_on_a_terminal_draws_in_place(split: Bench) -> None:
+@pytest.mark.parametrize(("terminal", "begins"), [("xterm", b"\x1b[H\x1b[2JSIMULATED"), ("dumb", b"SIMULATED")])
+def test_watch_on_a_terminal_draws_in_place_where_it_can(split: Bench, terminal: str, begins: bytes) -> None:
     master, slave = pty.openpty()
     drawn = b""
     with subprocess.Popen(
@@ -503,10 +504,11 @@ def test_watch_on_a_terminal_draws_in_place(split: Bench) -> None:
         stdout=slave,
         stderr=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, "TERM": terminal},
         cwd=Path(__file__).resolve().parents[2],
     ) as child:
         os.close(slave)
-        while drawn.count(b"\x1b[H\x1b[2J") < 2:
+        while drawn.count(begins) < 2:
             drawn += os.read(master, 65536)
         child.send_signal(signal.SIGINT)
         with contextlib.suppress(OSError):  # what a terminal says when the other end is gone
@@ -514,7 +516,7 @@ def test_watch_on_a_terminal_draws_in_place(split: Bench) -> None:
                 pass
         assert child.wait(60) == 0
     os.close(master)
-    assert b"SIMULATED NODE" in drawn
+    assert (b"\x1b" in drawn) is (terminal != "dumb")
 
 
 # --- check ------------------------------------------------------------------------------------------
