@@ -32,17 +32,19 @@ CALLS = (
     "nvmlGpuInstanceCreateComputeInstance",
 )
 SPEC = "h100.80gb:2"
+FIRST_BOOT = ("a100.40gb:2", "", '[[gpunode.layout]]\ngpus = "all"\ninstances = { "3g.20gb" = 1, "2g.10gb" = 1 }\n')
 
 
 class Node:
     """A simulated node in a file that can be put back to the state before the repartition."""
 
-    def __init__(self, where: Path) -> None:
+    def __init__(self, where: Path, spec: str = SPEC, before: str = BEFORE, after: str = AFTER) -> None:
         self.state = where / "state"
-        self.rig = rigs.Rig(where, SPEC, BEFORE, state=self.state)
+        self.spec = spec
+        self.rig = rigs.Rig(where, spec, before, state=self.state)
         assert self.cycle().phase is snapshot.Phase.CONVERGED
         self.mark = copy.deepcopy(self.rig.sim.driver.store.node)
-        self.rig.set(AFTER)
+        self.rig.set(after)
         assert self.cycle().phase is snapshot.Phase.CONVERGED
         self.after = self.rig.truth()
 
@@ -77,7 +79,7 @@ class Node:
         return found
 
     def start(self, verb: str = "apply", *argv: str) -> subprocess.Popen[bytes]:
-        options = ["--simulate", SPEC, "--sim-state", str(self.state), "--settings", str(self.rig.file)]
+        options = ["--simulate", self.spec, "--sim-state", str(self.state), "--settings", str(self.rig.file)]
         return subprocess.Popen(
             [sys.executable, "-m", "agent", verb, *options, *argv],
             cwd=daemons.ROOT,
@@ -133,8 +135,13 @@ def _case(node: Node, call: str, skip: int, action: str, number: signal.Signals)
     return True
 
 
-def _cases(where: Path, spots: Iterable[tuple[str, int]], numbers: tuple[signal.Signals, ...]) -> int:
-    node = Node(where)
+def _cases(
+    where: Path,
+    spots: Iterable[tuple[str, int]],
+    numbers: tuple[signal.Signals, ...],
+    what: tuple[str, str, str] = (SPEC, BEFORE, AFTER),
+) -> int:
+    node = Node(where, *what)
     try:
         made = 0
         for call, skip in spots:
@@ -155,6 +162,15 @@ def test_killed_at_the_first_call_of_each_kind(tmp_path: Path) -> None:
 def test_killed_and_stopped_at_every_step(tmp_path: Path) -> None:
     spots = [(call, skip) for call in CALLS for skip in range(6)]
     assert _cases(tmp_path, spots, (signal.SIGKILL, signal.SIGTERM)) >= 40
+
+
+@pytest.mark.full
+def test_killed_and_stopped_around_the_reset_of_a_first_boot(tmp_path: Path) -> None:
+    """The mode set and not in force yet, our session closed for the reset, and opened again after it."""
+    spots = [("nvmlDeviceSetMigMode", 0), ("nvmlDeviceSetMigMode", 1), ("nvmlShutdown", 0), ("nvmlInitWithFlags", 1)]
+    # Closing and opening have no effect on a GPU between which and the return one could be killed.
+    made = _cases(tmp_path, [*spots, (CALLS[2], 0)], (signal.SIGKILL, signal.SIGTERM), FIRST_BOOT)
+    assert made == 2 * 2 * 3 + 2 * 2
 
 
 def test_stopped_while_a_call_hangs_it_ends_within_three_seconds(tmp_path: Path) -> None:
