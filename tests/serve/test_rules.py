@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -16,6 +17,10 @@ from agent.serve.families import every
 
 HERE = Path(__file__).parents[2] / "packaging" / "prometheus"
 OTHERS = {"up", "process_resident_memory_bytes", "process_cpu_seconds_total"}
+PROMISED = (
+    *("GpunodeDown", "GpunodeNvmlDown", "GpunodeGpuMissing", "GpunodeXidFatal"),
+    *("GpunodeLayoutNotInSync", "GpunodeSettingsInvalid", "GpunodeMigMemoryNearlyFull", "GpunodeSamplesStale"),
+)
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="no promtool here (Debian: apt-get install prometheus)"
 )
@@ -59,10 +64,22 @@ def test_every_alert_is_tested_and_says_what_to_do() -> None:
 
 def test_the_alerts_that_were_promised_are_there() -> None:
     alerts = {rule.get("alert") for group in read("rules.yml")["groups"] for rule in group["rules"]}
-    assert alerts >= {
-        *("GpunodeDown", "GpunodeNvmlDown", "GpunodeGpuMissing", "GpunodeXidFatal"),
-        *("GpunodeLayoutNotInSync", "GpunodeSettingsInvalid", "GpunodeMigMemoryNearlyFull", "GpunodeSamplesStale"),
-    }
+    assert alerts >= set(PROMISED)
+
+
+def seconds(text: str) -> int:
+    """Return a time as promtool writes it, "2m" or "1h30m"."""
+    return sum(int(n) * {"s": 1, "m": 60, "h": 3600}[unit] for n, unit in re.findall(r"(\d+)([smh])", text))
+
+
+@pytest.mark.parametrize("alert", PROMISED)
+def test_each_of_them_is_quiet_then_fires_then_clears_in_one_story(alert: str) -> None:
+    stories = []
+    for case in read("rules.test.yml")["tests"]:
+        looks = [one for one in case.get("alert_rule_test", ()) if one["alertname"] == alert]
+        looks.sort(key=lambda one: seconds(one["eval_time"]))
+        stories.append([firing for firing, _ in itertools.groupby(bool(one["exp_alerts"]) for one in looks)])
+    assert [False, True, False] in stories
 
 
 def test_rules_use_only_metrics_and_labels_that_gpunode_serves() -> None:
