@@ -293,7 +293,10 @@ def _ask(
 
 
 def _place_pod(node: nodes.NodeState, pod: pods.Pod, found: _Found) -> bool:
-    """Note what a pod was given. False when it has an NVIDIA device whose name is of no known form."""
+    """Note what a pod was given. False when it has an NVIDIA device whose name is of no known form.
+
+    Who renames resources keeps the devices' names: a GPU's or MIG device's UUID is one under any resource.
+    """
     known = True
     for container in pod.containers:
         holder = nodes.Holder(
@@ -304,8 +307,10 @@ def _place_pod(node: nodes.NodeState, pod: pods.Pod, found: _Found) -> bool:
             namespace=pod.namespace or None,
         )
         for devices in container.devices:
-            if devices.resource.startswith("nvidia.com/"):
-                for identity in devices.ids:
+            nvidia = devices.resource.startswith("nvidia.com/")
+            for identity in devices.ids:
+                device = None if nvidia else parse_device(identity)
+                if nvidia or (device is not None and (device.gpu or device.mig)):
                     known = _place(node, identity, holder, found) and known
         for claimed in container.claimed:
             if claimed.driver == "gpu.nvidia.com":

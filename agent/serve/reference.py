@@ -25,6 +25,23 @@ from agent.serve.families import (
     schedulers,
 )
 
+_LEFT_OUT = """
+## What is not here, and why
+
+- Power, energy, temperature, clocks, PCIe, NVLink, remapped rows and DRAM errors of an instance: the hardware measures them for
+  the board. A share is an estimate, which a query can make and name so.
+- Utilization of a GPU or process with MIG on: the driver does not tell it. `gpunode_mig_*_active_ratio` does for each
+  instance on Hopper and later; on Ampere nothing does but DCGM's profiling, which takes a lock that profilers need too.
+- A state of the enforcement beside the phase: `gpunode_phase` has one word for each, and `gpunode_mig_reconciles_total` counts
+  how cycles ended.
+- Figures by process: every new pid would be a new series. Processes are counted; `gpunode status` and `/status` name them.
+- Pod, container or job on a figure: the series would change its name with every pod. Join with `*_allocation_info` and
+  `*_task_info`. The resource's name does not matter: a device is known by its UUID.
+- The host's name: Prometheus puts `instance` to each target. Only `/metrics/dcgm` has it, as others' dashboards need it.
+- A list of XIDs to leave out: all are counted, which of them to alert on is the query's choice, and only fatal ones touch health.
+- PCIe throughput: the call takes 20 ms a direction, and the byte counters give the same by `rate()`.
+"""
+
 _SECTIONS = (
     ("gpunode itself", agent.FAMILIES),
     ("Layout and health", layout.FAMILIES),
@@ -93,6 +110,7 @@ def page() -> str:
             "| name | type | labels | unit | meaning | from | which have it |\n|---|---|---|---|---|---|---|\n"
         )
         parts += [_row(declared) for declared in families]
+    parts.append(_LEFT_OUT)
     parts.append(
         "\n## Reasons\n\nCodes of `gpunode_health_reason`, `/healthz` and `/status`:\n\n| code | meaning |\n|---|---|\n"
     )

@@ -199,6 +199,24 @@ class TestPods:
         assert held(node) == {}
         assert node.allocations_known
 
+    @pytest.mark.parametrize(
+        ("identity", "where"),
+        [
+            (hosts.MIG_3G, {"gpu0/gi2/ci0"}),
+            (f"{hosts.SPARE}::0", {"gpu1"}),
+            ("nvidia5", set()),
+            ("slot-1", set()),
+        ],
+    )
+    def test_under_a_resource_of_another_name_a_uuid_is_a_device_and_nothing_else_is(
+        self, host: hosts.Host, identity: str, where: set[str]
+    ) -> None:
+        with kubelet.serving(self.socket(host)) as served:
+            served.pods = [kubelet.pod("p", devices={"example.com/small-gpu": [identity]})]
+            node = merged(host)
+        assert held(node).keys() == where
+        assert node.allocations_known
+
     def test_a_name_nobody_understands_makes_everything_count_as_used(self, host: hosts.Host) -> None:
         with kubelet.serving(self.socket(host)) as served:
             served.pods = [kubelet.pod("p", devices={"nvidia.com/gpu": ["slot-1"]})]
