@@ -86,11 +86,7 @@ def _gpu_document(gpu: nodes.Gpu, plan: plans.GpuPlan | None, sample: measures.G
         "model": gpu.model,
         "state": gpu.state.value,
         "problem": gpu.problem,
-        "mig": {
-            "capable": gpu.mig_capable,
-            "current": None if gpu.mode is None else gpu.mode.current,
-            "pending": None if gpu.mode is None else gpu.mode.pending,
-        },
+        "mig": mig_document(gpu),
         "memory": {"total_bytes": total or None, "used_bytes": used},
         "activity": None if told is None else activity_document(told.activity),
         "utilization": None if told is None else told.utilization.get("gpu"),
@@ -325,11 +321,7 @@ def profiles_document(node: nodes.NodeState) -> list[Document]:
             "uuid": gpu.uuid,
             "model": gpu.model,
             "name": gpu.name,
-            "mig": {
-                "capable": gpu.mig_capable,
-                "current": None if gpu.mode is None else gpu.mode.current,
-                "pending": None if gpu.mode is None else gpu.mode.pending,
-            },
+            "mig": mig_document(gpu),
             "problem": gpu.problem or gpu.geometry_unknown,
             "profiles": [
                 {
@@ -395,6 +387,15 @@ def slices(gpu: nodes.Gpu) -> str:
         geometry, [(str(i.profile), i.placement.start, i.placement.size) for i in gpu.instances]
     )
     return drawn[drawn.index("|") :]
+
+
+def mig_document(gpu: nodes.Gpu) -> dict[str, bool | None]:
+    """Return whether a GPU can do MIG and its mode; None is what cannot be read."""
+    return {
+        "capable": gpu.mig_capable if gpu.mig_capable or gpu.state is nodes.GpuState.OK else None,
+        "current": None if gpu.mode is None else gpu.mode.current,
+        "pending": None if gpu.mode is None else gpu.mode.pending,
+    }
 
 
 def mode_words(gpu: nodes.Gpu) -> str:
@@ -820,6 +821,8 @@ def profiles_table(node: nodes.NodeState) -> str:
             )
         if len(rows) > 1:
             lines += columns(rows, indent="  ", right=frozenset({1, 2, 3, 5, 6, 7}))
+        elif gpu.state is not nodes.GpuState.OK:
+            lines.append(f"  its profiles cannot be read: it is {gpu.state.value}")
         elif not gpu.mig_capable:
             lines.append("  it cannot be split by MIG; time-slicing or MPS share it instead")
         elif not gpu.geometry_unknown:

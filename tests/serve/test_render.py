@@ -167,6 +167,38 @@ def test_status_names_holders_splits_and_orphans() -> None:
     assert [c["profile"] for c in shared["compute_instances"]] == ["2c.3g.20gb", "1c.3g.20gb"]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "document", "words"),
+    [
+        pytest.param(split_gpu(0), {"capable": True, "current": True, "pending": True}, "on", id="on"),
+        pytest.param(
+            dataclasses.replace(split_gpu(0), mode=None),
+            {"capable": False, "current": None, "pending": None},
+            "none",
+            id="a part without MIG",
+        ),
+        pytest.param(
+            dataclasses.replace(split_gpu(0), mode=None, state=node.GpuState.HUNG),
+            {"capable": None, "current": None, "pending": None},
+            "-",
+            id="a GPU that cannot be read",
+        ),
+    ],
+)
+def test_the_mig_mode_is_told_where_it_is_known(gpu: node.Gpu, document: dict[str, bool | None], words: str) -> None:
+    assert render.mig_document(gpu) == document
+    assert render.mode_words(gpu) == words
+
+
+def test_of_a_gpu_that_cannot_be_read_nobody_says_that_it_cannot_be_split() -> None:
+    gpu = dataclasses.replace(
+        split_gpu(0), mode=None, offers=(), instances=(), state=node.GpuState.LOST, problem="gone"
+    )
+    told = render.profiles_table(state(gpu))
+    assert "its profiles cannot be read: it is lost" in told
+    assert "cannot be split" not in told
+
+
 def test_status_document_has_the_promised_shape() -> None:
     seen = shown(state(split_gpu(0, "2g.10gb@0")), simulated="p4d.24xlarge")
     document = render.status_document(seen, None, health.judge(seen, None, now=1.0, loop_turned=1.0))
