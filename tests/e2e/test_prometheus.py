@@ -58,12 +58,13 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(where: Path, target: int) -> Iterator[Prometheus]:
+def prometheus(where: Path, target: int, *, path: str = "/metrics") -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes `path` of a port of this machine each second, until the block ends."""
     port = daemons.free_port()
     config = where / "prometheus.yml"
     config.write_text(
         "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
-        f"scrape_configs: [{{job_name: gpunode, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}]\n"
+        f"scrape_configs: [{{job_name: gpunode, metrics_path: {path}, static_configs: [{{targets: ['127.0.0.1:{target}']}}]}}]\n"
     )
     log = where / "prometheus.log"
     with log.open("wb") as output:
@@ -102,6 +103,43 @@ def test_prometheus_scrapes_and_answers(tmp_path: Path) -> None:
             )
             assert [series["metric"]["profile"] for series in joined] == ["2g.10gb"] * 24
             assert server.query("gpunode_mig_memory_used_bytes > gpunode_mig_memory_total_bytes") == []
+
+
+OF_OTHERS = {
+    # Grafana 12239, with its variables set to everything: query -> series on a GPU with two instances and a whole one
+    'DCGM_FI_DEV_GPU_TEMP{instance=~".+",gpu=~".+"}': 2,
+    'avg(DCGM_FI_DEV_GPU_TEMP{instance=~".+",gpu=~".+"})': 1,
+    'DCGM_FI_DEV_POWER_USAGE{instance=~".+",gpu=~".+"}': 2,
+    'sum(DCGM_FI_DEV_POWER_USAGE{instance=~".+",gpu=~".+"})': 1,
+    'DCGM_FI_DEV_SM_CLOCK{instance=~".+",gpu=~".+"} * 1000000': 2,
+    'DCGM_FI_DEV_GPU_UTIL{instance=~".+",gpu=~".+"}': 1,
+    'DCGM_FI_DEV_FB_USED{instance=~".+",gpu=~".+"}': 3,
+    'DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{instance=~".+",gpu=~".+"}': 3,
+    # OpenShift's console: used devices, and power not counted once for each instance
+    'count(count by (UUID, GPU_I_ID) (DCGM_FI_PROF_GR_ENGINE_ACTIVE{exported_pod=~".+"}))': 0,
+    "sum(max by (UUID) (DCGM_FI_DEV_POWER_USAGE))": 1,
+    # a join by instance, as dashboards for MIG make it
+    "DCGM_FI_DEV_FB_USED / on (UUID, GPU_I_ID) group_left (GPU_I_PROFILE) DCGM_FI_DEV_FB_TOTAL": 3,
+    "max by (Hostname) (DCGM_FI_DEV_FB_USED_PERCENT)": 1,
+    "max by (hostname) (DCGM_FI_DEV_XID_ERRORS)": 1,
+    "increase(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[1m]) > 0": 2,
+}
+
+
+def test_queries_made_for_another_exporter_answer(tmp_path: Path) -> None:
+    settings = tmp_path / "gpunode.toml"
+    settings.write_text(
+        "[gpunode]\nsample-interval = 1\ndcgm-metrics = true\n"
+        '[[gpunode.layout]]\ngpus = [0]\ninstances = { "3g.40gb" = 2 }\n[[gpunode.layout]]\ngpus = [1]\nmig = false\n'
+    )
+    with daemons.run(tmp_path, "--simulate", "h100.80gb:2", "--settings", settings) as gpunode:
+        gpunode.wait_ready()
+        gpunode.wait_metric("gpunode_mig_sm_active_ratio{")
+        with prometheus(tmp_path, gpunode.port, path="/metrics/dcgm") as server:
+            server.wait("count_over_time(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[1m]) >= 4", 2)
+            assert {query: len(server.query(query)) for query in OF_OTHERS} == OF_OTHERS
+            power = {one["metric"]["UUID"]: float(one["value"][1]) for one in server.query("DCGM_FI_DEV_POWER_USAGE")}
+            assert 50 < sum(power.values()) < 2 * 750, "the power of two boards, not of three parts"
 
 
 Series = dict[tuple[tuple[str, str], ...], list[tuple[float, float]]]
