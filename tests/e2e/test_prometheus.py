@@ -190,7 +190,7 @@ def test_a_repartition_leaves_no_stale_series_no_gap_and_no_counter_that_falls(t
             assert len(now) == 6, "at once only what is there"
             scrapes = sorted(at for at, _ in next(iter(history(server, "up").values())))
             whole = history(server, '{__name__=~"gpunode_gpu_(memory_used_bytes|power_watts|up|energy_joules_total)"}')
-            instance = history(server, '{__name__=~"gpunode_mig_.*", gpu_instance_id!=""}')
+            instance = history(server, '{__name__=~"gpunode_.*", gpu_instance_id!=""}')
             counters = history(server, '{__name__=~"gpunode_.*_total|process_.*_total"}')
             seen = history(server, "gpunode_mig_first_seen_timestamp_seconds")
         assert gpunode.stop() == 0
