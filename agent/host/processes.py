@@ -93,8 +93,12 @@ def open_gpu_files(machine: machines.Machine) -> Iterator[OpenFiles]:
 
 
 def command(machine: machines.Machine, pid: int) -> str | None:
-    """Return the command name (at most 15 characters, never an argument), or None when it is gone."""
-    return files.read_text(machine.path(f"/proc/{pid}/comm"))
+    """Return the command name (at most 15 characters, never an argument), or None when it is gone.
+
+    A process may call itself anything: what would move a terminal's cursor or begin a line is "?".
+    """
+    name = files.read_text(machine.path(f"/proc/{pid}/comm"))
+    return None if name is None else "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def whereabouts(machine: machines.Machine, pid: int) -> Whereabouts:

@@ -73,3 +73,8 @@ def test_the_real_proc_reads_the_same() -> None:
     machine = real.RealMachine()
     assert os.getpid() in processes.pids(machine)
     assert processes.command(machine, os.getpid())
+
+
+def test_a_name_cannot_write_to_the_terminal_of_whoever_reads_it(host: hosts.Host) -> None:
+    host.process(10, "evil\nGPU 0\x1b[2J\u202e")
+    assert processes.command(host.machine, 10) == "evil?GPU 0?[2J?"
