@@ -41,6 +41,8 @@ def libraries() -> "dict[str, str | None]":
         "systemd-python",
         "grpclib",
         "protobuf",
+        "common-expression-language",
+        "bcrypt",
     ):
         try:
             found[name] = metadata.version(name)

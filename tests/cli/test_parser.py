@@ -281,6 +281,7 @@ def test_version_tells_libraries_and_driver_when_asked(gpunode: Run) -> None:
     assert told["simulated"] == "p4d.24xlarge"
     assert told["driver"] == "590.48.01"
     assert told["libraries"]["nvidia-ml-py"]
+    assert {"bcrypt", "common-expression-language"} <= told["libraries"].keys()
     text = gpunode("version", "-v", "--simulate", "p4d.24xlarge").out
     assert "driver 590.48.01" in text
     assert "aiohttp " in text
