@@ -8,6 +8,7 @@ same as last time keeps its text, and most families (identity, shares, error cou
 
 from __future__ import annotations
 
+import array
 import asyncio
 import functools
 import gzip
@@ -150,12 +151,24 @@ def view_of(board: boards.Board, *, now: float, what: family.Build) -> family.Vi
     )
 
 
+_Mark = tuple[int, bytes]
+
+
+def _mark(rows: Sequence[family.Row]) -> _Mark:
+    """Return what tells rows from others: their values, and a hash of their labels.
+
+    The rows themselves would be half a MiB of small strings, kept for nothing but this. Values are kept
+    whole, as Python's numbers have colliding hashes (-1 and -2); those of strings are chance.
+    """
+    return hash(tuple(labels for labels, _ in rows)), array.array("d", [value for _, value in rows]).tobytes()
+
+
 class Renderer:
     """Turns views into text, remembering each family's last text. Use from one thread at a time."""
 
     def __init__(self, families: Sequence[family.Family] = every.FAMILIES, *, process: bool = True) -> None:
         self._families = families
-        self._texts: dict[tuple[str, str], tuple[list[family.Row], bytes]] = {}
+        self._texts: dict[tuple[str, str], tuple[_Mark, bytes]] = {}
         self._own: tuple[_Collector, ...] = ()
         if process:
             self._own = (
@@ -172,9 +185,10 @@ class Renderer:
             if not rows:
                 self._texts.pop(key, None)
                 continue
+            mark = _mark(rows)
             last = self._texts.get(key)
-            if last is None or last[0] != rows:
-                last = (rows, _encode(declared, rows, form))
+            if last is None or last[0] != mark:
+                last = (mark, _encode(declared, rows, form))
                 self._texts[key] = last
             parts.append(last[1])
         parts += [form.encode(own) for own in self._own]

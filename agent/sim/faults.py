@@ -6,7 +6,6 @@ every process meets them; how many calls an order has seen is counted there too.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import time
 from collections.abc import Callable
@@ -42,6 +41,8 @@ class Faults:
         if action not in ACTIONS:
             raise spec.SimulationError(f"a fault is one of {', '.join(ACTIONS)}, not {action}")
         if not any(call == name or fnmatch.fnmatchcase(name, call) for name in prototypes.PROTOTYPES):
+            import difflib
+
             near = difflib.get_close_matches(call, prototypes.PROTOTYPES, n=1)
             guess = f"; did you mean {near[0]}?" if near else ""
             raise spec.SimulationError(f"the simulated driver has no call {call}{guess}")

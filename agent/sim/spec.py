@@ -39,7 +39,6 @@ A node file is TOML (all keys optional but a type or at least one GPU):
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import uuid
@@ -157,6 +156,8 @@ def read(text: str, /) -> Node:
 
 def _suggest(text: str) -> str:
     begun = [name for name in known_names() if text and name.startswith(text)]
+    import difflib
+
     near = begun[:3] or difflib.get_close_matches(text, known_names(), n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; `gpunode simulate` lists them"
     return f"no EC2 type, GPU model or node file is called so{hint}"
@@ -248,6 +249,8 @@ def _check(table: object, keys: Mapping[str, type], where: str) -> None:
         raise SimulationError(f"{where}: write a table")
     for key, value in table.items():
         if key not in keys:
+            import difflib
+
             near = difflib.get_close_matches(key, keys, n=1)
             raise SimulationError(f"{where}: there is no key {key}" + (f"; did you mean {near[0]}?" if near else ""))
         wanted = keys[key]
