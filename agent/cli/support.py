@@ -31,12 +31,15 @@ from agent.serve import render
 
 REMEMBERED = (
     "/run/gpunode/in-force.json",
+    "/var/lib/gpunode/history.json",
     "/var/lib/gpunode/indexes.json",
     "/var/lib/gpunode/owner.json",
     "/var/lib/gpunode/reboots.json",
 )
 HOST = ("/proc/cmdline", "/proc/driver/nvidia/version", "/etc/os-release")
 LOG_LINES = 2000
+LOG_BYTES = 2 * 1024 * 1024
+UNITS = ("gpunode.service", "gpunode-after-change.service", "gpunode-reboot.service")
 LOG_DEADLINE = 10.0
 DAEMON_DEADLINE = 2.0
 _PARTS_OF_DAEMON = ("healthz", "status", "metrics")
@@ -141,10 +144,12 @@ def _write(place: Path, packed: bytes) -> None:
 
 
 def _log(parts: dict[str, bytes], missing: dict[str, str]) -> None:
-    """Add what the journal has of the daemon; the last cycles are lines in it."""
+    """Add what the journal has of the daemon and of what it started; the last cycles are lines in it."""
+    units = [f"--unit={unit}" for unit in UNITS]
     ended = child.run(
-        ["journalctl", "--no-pager", "--output=short-iso-precise", f"--lines={LOG_LINES}", "--unit=gpunode.service"],
+        ["journalctl", "--no-pager", "--output=short-iso-precise", f"--lines={LOG_LINES}", *units],
         deadline=LOG_DEADLINE,
+        keep=LOG_BYTES,
     )
     if ended.ok:
         parts["log.txt"] = ended.output.encode()

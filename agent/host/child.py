@@ -43,8 +43,11 @@ class Ended:
         return f"{cause}: {said}" if said else cause
 
 
-def run(argv: Sequence[str], *, deadline: float, environ: Mapping[str, str] | None = None) -> Ended:
-    """Run `argv` (no shell, no stdin) for at most `deadline` seconds and say how it ended.
+def run(
+    argv: Sequence[str], *, deadline: float, environ: Mapping[str, str] | None = None, keep: int = OUTPUT_LIMIT
+) -> Ended:
+    """Run `argv` (no shell, no stdin) for at most `deadline` seconds and say how it ended. Of its output the
+    last `keep` bytes are kept.
 
     Blocks for up to `deadline` plus a second; never raises for what the child does. A child past
     its deadline is killed with all of its process group.
@@ -69,7 +72,7 @@ def run(argv: Sequence[str], *, deadline: float, environ: Mapping[str, str] | No
         except subprocess.TimeoutExpired:
             code, problem = None, f"no end after {deadline:g} s"
             _end(process)
-        return Ended(code, _tail(output.fileno()), problem)
+        return Ended(code, _tail(output.fileno(), keep), problem)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -81,7 +84,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         threading.Thread(target=process.wait, name="gpunode-reaper", daemon=True).start()
 
 
-def _tail(descriptor: int) -> str:
+def _tail(descriptor: int, keep: int) -> str:
     size = os.fstat(descriptor).st_size
-    data = os.pread(descriptor, OUTPUT_LIMIT, max(0, size - OUTPUT_LIMIT))
+    data = os.pread(descriptor, keep, max(0, size - keep))
     return data.decode("utf-8", "replace").replace("\0", "")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,9 +30,14 @@ class Command:
     deadline: float
 
 
+def name(command: Command, number: int) -> str:
+    """Return what to call a command in logs and reasons: its arguments may hold secrets."""
+    return f"{command.argv[0]} (number {number})"
+
+
 @records.dataclass(frozen=True, slots=True)
 class Failed:
-    """A command that did not end well, and how."""
+    """A command that did not end well, by its name, and how."""
 
     command: str
     why: str
@@ -45,13 +49,13 @@ def run(commands: Sequence[Command], *, environ: Mapping[str, str]) -> tuple[Fai
     Blocks. Every line of output goes to the log. Returns those that failed.
     """
     failed = []
-    for command in commands:
-        words = shlex.join(command.argv)
+    for number, command in enumerate(commands, 1):
+        words = name(command, number)
         log.info("after-change command starts", command=words)
         ended = child.run(command.argv, deadline=command.deadline, environ=environ)
         for line in ended.output.splitlines():
             if line.strip():
-                log.info("after-change command says", command=command.argv[0], line=line.rstrip())
+                log.info("after-change command says", command=words, line=line.rstrip())
         if ended.ok:
             log.info("after-change command is done", command=words)
         else:
@@ -100,8 +104,8 @@ def after_change(
     if systemctl is not None:
         return start_unit(machine, commands, systemctl)
     if machine.simulated is not None:
-        for command in commands:
-            log.info("after-change command not run: the node is simulated", command=shlex.join(command.argv))
+        for number, command in enumerate(commands, 1):
+            log.info("after-change command not run: the node is simulated", command=name(command, number))
         return ()
     return run(commands, environ=environ)
 

@@ -52,6 +52,8 @@ def test_output_is_bounded_to_its_end() -> None:
     ended = child.run([sys.executable, "-c", "print('x' * 100000); print('last')"], deadline=30)
     assert len(ended.output) == child.OUTPUT_LIMIT
     assert ended.output.endswith("x\nlast\n")
+    all_of_it = child.run([sys.executable, "-c", "print('x' * 100000)"], deadline=30, keep=1_000_000)
+    assert len(all_of_it.output) == 100_001
 
 
 def test_a_signal_is_told_as_such() -> None:

@@ -25,6 +25,8 @@ def test_each_runs_in_order_and_one_that_fails_stops_nobody(tmp_path: Path, caps
     said = capsys.readouterr().err
     assert "line=hello" in said
     assert 'cause="exit status 7"' in said
+    assert [f.command for f in failed] == ["/bin/sh (number 2)", "/bin/sh (number 3)"]
+    assert "sleep 60" not in said, "arguments may hold secrets"
 
 
 def test_where_systemd_is_a_unit_does_it_and_is_not_waited_for(host: hosts.Host, tmp_path: Path) -> None:
