@@ -267,7 +267,8 @@ actions:
 with --simulate NODE --sim-state FILE, on the node kept in that file:
   reboot                    Ampere keeps its MIG mode, instances go; Hopper loses both
   reset [GPU...]            all GPUs unless given
-  unit NAME start|stop      kubelet.service, ecs.service, nvidia-persistenced.service
+  unit NAME start|stop      kubelet.service, ecs.service, nvidia-persistenced.service,
+                            nvidia-fabricmanager.service
   workload                  list processes and holders
   workload start TARGET     a process [--name --memory-mib --activity --kind]
   workload hold TARGET      somebody who keeps the device file open [--name]

@@ -8,7 +8,7 @@ With `--simulate NODE --sim-state FILE`, on the node kept in that file:
 
     gpunode simulate reboot
     gpunode simulate reset [GPU...]                   all GPUs unless given
-    gpunode simulate unit NAME start|stop             kubelet.service, ecs.service, nvidia-persistenced.service
+    gpunode simulate unit NAME start|stop             kubelet.service, nvidia-fabricmanager.service and others
     gpunode simulate workload                         list processes and holders
     gpunode simulate workload start TARGET            a process; --name --memory-mib --activity --kind
     gpunode simulate workload hold TARGET             somebody with the device file open; --name

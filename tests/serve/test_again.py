@@ -81,6 +81,25 @@ async def test_of_a_gpu_that_hangs_only_its_name_is_left_and_the_others_go_on() 
         )
 
 
+async def test_a_fabric_that_nobody_manages_keeps_whole_gpus_from_being_ready_until_it_is_complete() -> None:
+    manager = "nvidia-fabricmanager.service"
+    async with simulated.sampled("h100.80gb:3", {0: TWO}) as made:
+        made.node.set_unit(manager, active=False)
+
+        async def reasons() -> tuple[bool, list[tuple[str, str | None]]]:
+            board = boards.Board(now=made.clock.now)
+            sample = await made.cycle()
+            board.publish_sample(sample)
+            verdict = boards.verdict(await made.snapshot(wanted={0: TWO}), sample, now=made.clock.now)
+            return verdict.ready, [(reason.code, reason.gpu) for reason in verdict.reasons]
+
+        stuck = (False, [("fabric", uuid) for uuid in made.bench.uuids[1:]])
+        assert await reasons() == stuck
+        assert await reasons() == stuck, "the one with MIG on needs no fabric"
+        made.node.set_unit(manager, active=True)
+        assert await reasons() == (True, [])
+
+
 def about(sample: measures.Sample, uuid: str) -> set[str]:
     """Return the families that have a series of a GPU."""
     board = boards.Board(now=sample.taken)

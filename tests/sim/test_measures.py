@@ -245,6 +245,10 @@ def test_links_and_fabric(nvml: Open) -> None:
     fabric = N.c_nvmlGpuFabricInfoV_t()
     N.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(fabric))
     assert (fabric.state, fabric.status) == (3, 0)
+    for active, state in ((False, 2), (True, 3)):
+        it.node.set_unit("nvidia-fabricmanager.service", active=active)
+        N.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(fabric))
+        assert fabric.state == state
     assert N.nvmlDeviceGetCurrPcieLinkGeneration(gpu) == 5
     assert N.nvmlDeviceGetCurrPcieLinkWidth(gpu) == 16
     single = nvml("g6e.xlarge")

@@ -9,7 +9,9 @@ from agent.sim import prototypes as p
 
 On = p.On
 _MAX_LINKS = 18
-_FABRIC_COMPLETED = 3
+_FABRIC_IN_PROGRESS, _FABRIC_COMPLETED = 2, 3
+FABRIC_MANAGER = "nvidia-fabricmanager.service"
+"""Runs unless somebody stopped it; without it no GPU gets done with its registration."""
 
 
 @p.call(
@@ -81,7 +83,9 @@ def has_fabric(lib: library.Library, gpu: machine.Gpu) -> bool:
 def _fabric(lib: library.Library, gpu: machine.Gpu, into: Any) -> None:
     if not has_fabric(lib, gpu):
         raise codes.Refused(codes.NOT_SUPPORTED)
-    into.state, into.status, into.cliqueId = _FABRIC_COMPLETED, codes.SUCCESS, 0
+    managed = lib.machine.store.node.units.get(FABRIC_MANAGER, True)
+    into.state = _FABRIC_COMPLETED if managed else _FABRIC_IN_PROGRESS
+    into.status, into.cliqueId = codes.SUCCESS, 0
 
 
 p.call("nvmlDeviceGetGpuFabricInfo", On.GPU, p.out(p.NVML.c_nvmlGpuFabricInfo_t), on_mig=codes.NOT_SUPPORTED)(_fabric)
