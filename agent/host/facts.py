@@ -120,6 +120,7 @@ def _gather(machine: machines.Machine, node: nodes.NodeState, deadline: float) -
     sockets = [] if plugin_gone else _plugin_sockets(machine)
     allocatable, problem = _allocatable(machine, deadline)
     dra_since = None if dra_gone else _modified(machine.path(DRA_SOCKET))
+    made = _instance_files(machine, node)
     return HostFacts(
         instance_type=kind,
         bottlerocket=release.get("VERSION_ID", "") if release.get("ID") == "bottlerocket" else None,
@@ -132,8 +133,8 @@ def _gather(machine: machines.Machine, node: nodes.NodeState, deadline: float) -
         else None,
         overcommit=_number(files.read_text(machine.path(OVERCOMMIT))),
         cdi=_cdi(machine),
-        instances_since=_instances_since(machine, node),
-        files_missing=_files_missing(machine, node),
+        instances_since=max((t for t in made.values() if t is not None), default=None),
+        files_missing=_files_missing(machine, made),
         plugins=running.get(_PLUGIN_PROCESS, 0),
         plugin_sockets=tuple(path.name for path in sockets),
         plugin_since=max((t for path in sockets if (t := _modified(path)) is not None), default=None),
@@ -238,35 +239,31 @@ def _cdi(machine: machines.Machine) -> tuple[CdiSpec, ...]:
     return tuple(found.values())
 
 
-def _instances_since(machine: machines.Machine, node: nodes.NodeState) -> float | None:
-    """Return when the newest instance's capability file was made: it comes with the instance."""
-    wanted = {(gpu.minor, instance.id) for gpu in node.gpus for instance in gpu.instances}
-    if not wanted:
-        return None
-    folder = machine.path("/dev/nvidia-caps")
-    times = [
-        _modified(folder / f"nvidia-cap{minor}")
-        for minor, (gpu, instance, _) in gpu_holders.capability_files(machine).items()
-        if (gpu, instance) in wanted
-    ]
-    return max((t for t in times if t is not None), default=None)
-
-
-def _files_missing(machine: machines.Machine, node: nodes.NodeState) -> tuple[tuple[str, str], ...]:
-    """Return the capability files that are wanted for the instances there are, and are not there."""
-    if not machine.path("/dev/nvidiactl").exists():
-        return ()  # this view of the host does not show its devices
-    uuids = {gpu.minor: gpu.uuid for gpu in node.gpus if gpu.minor is not None}
-    wanted: set[tuple[int | None, int, int | None]] = set()
+def _instance_files(machine: machines.Machine, node: nodes.NodeState) -> dict[tuple[str, str], float | None]:
+    """Return (GPU's UUID, path) of each capability file that the instances there are need → when it was made,
+    None where it is not there. It comes with the instance, or a little later."""
+    wanted: dict[tuple[int | None, int, int | None], str] = {}
     for gpu in node.gpus:
         for instance in gpu.instances:
-            wanted |= {(gpu.minor, instance.id, None), *((gpu.minor, instance.id, c.id) for c in instance.compute)}
-    paths = (
-        (uuids[place[0]], f"/dev/nvidia-caps/nvidia-cap{minor}")
-        for minor, place in sorted(gpu_holders.capability_files(machine).items())
-        if place in wanted
-    )
-    return tuple((uuid, path) for uuid, path in paths if not machine.path(path).exists())
+            for compute in (None, *(c.id for c in instance.compute)):
+                wanted[gpu.minor, instance.id, compute] = gpu.uuid
+    if not wanted:
+        return {}
+    found = {}
+    for minor, place in sorted(gpu_holders.capability_files(machine).items()):
+        if place in wanted:
+            path = f"/dev/nvidia-caps/nvidia-cap{minor}"
+            found[wanted[place], path] = _modified(machine.path(path))
+    return found
+
+
+def _files_missing(
+    machine: machines.Machine, made: Mapping[tuple[str, str], float | None]
+) -> tuple[tuple[str, str], ...]:
+    """Return which of the files are not there, none where this view of the host does not show its devices."""
+    if not machine.path("/dev/nvidiactl").exists():
+        return ()
+    return tuple(place for place, time in made.items() if time is None)
 
 
 def _allocatable(machine: machines.Machine, deadline: float) -> tuple[Mapping[str, int] | None, str | None]:
