@@ -154,7 +154,7 @@ class Daemon:
             return
         self._ready = True
         self._notify.ready()
-        log.info("ready", phase=self._phase.value)
+        log.info("started", phase=self._phase.value)  # what systemd calls ready, well or not: the phase says which
 
     def _on_event(self, event: measures.Event) -> None:
         if event.kind == "mig-config-change":

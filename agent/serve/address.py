@@ -59,6 +59,21 @@ def split(text: str) -> tuple[str, int] | Path:
     return match["v6"] or match["host"], int(match["port"])
 
 
+def names_this_machine(host: str) -> bool:
+    """Whether a Host header is one that only this machine's own names and addresses explain: an IP address,
+    localhost or the host name. A name from elsewhere that leads to 127.0.0.1 is none."""
+    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]*))(?::\d+)?", host, re.ASCII)
+    if match is None:
+        return False
+    name = (match[1] or match[2]).lower().removesuffix(".")
+    if name in ("", "localhost", socket.gethostname().lower()) or name.endswith(".localhost"):
+        return True
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(name)
+        return True
+    return False
+
+
 def open_all(texts: tuple[str, ...]) -> list[Listener]:
     """Open every address, or none. Raises UsageError for one that cannot be read, ListenError."""
     where = [(text, split(text)) for text in texts]

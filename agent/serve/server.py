@@ -98,9 +98,12 @@ class Server:
         self._listeners = list(listeners)
         for listener in listeners:
             guard = None if listener.unix else self._guard
-            everything = listener.local or (guard is not None and guard.guarded)
+            guarded = guard is not None and guard.guarded
+            everything = listener.local or guarded
+            # A browser on this machine may be led here by a page elsewhere whose name turns into 127.0.0.1.
+            own_names = listener.local and not listener.unix and not guarded
             server = web.Server(
-                functools.partial(self._answer, everything=everything, guard=guard),
+                functools.partial(self._answer, everything=everything, own_names=own_names, guard=guard),
                 access_log=None,
                 logger=_logger(),
                 keepalive_timeout=KEEP_ALIVE,
@@ -146,7 +149,7 @@ class Server:
             await threads.run(guard.refresh, name="web-config")
 
     async def _answer(
-        self, request: web.BaseRequest, *, everything: bool, guard: webconfig.Web | None
+        self, request: web.BaseRequest, *, everything: bool, own_names: bool, guard: webconfig.Web | None
     ) -> web.StreamResponse:
         """Find who answers a request, and let nothing but an answer out."""
         try:
@@ -166,6 +169,9 @@ class Server:
             elif not everything and request.path not in OPEN_PATHS:
                 whose = "by listeners on loopback and Unix sockets, by others only with TLS and authentication"
                 response = _say(403, f"{request.path} is served {whose}\n")
+            elif own_names and request.path not in OPEN_PATHS and not address.names_this_machine(request.host):
+                text = f"{_printable(request.host)} is no name of this machine; ask for localhost or an address\n"
+                response = _say(403, text)
             else:
                 response = await handler(request)
             if guard is not None and not response.prepared:

@@ -733,7 +733,7 @@ def test_run_serves_and_stops(bench: Bench) -> None:
         said = ""
         for line in child.stderr:
             said += line
-            if "msg=ready" in line:
+            if "msg=started" in line:
                 break
         assert bench("status", "--check", *bench.settings(UNIFORM)).code == 0, said
         child.send_signal(signal.SIGINT)

@@ -422,6 +422,30 @@ def test_what_is_no_address(text: str) -> None:
         address.split(text)
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST.:19400", 200),
+        ("gpu.localhost:8080", 200),
+        ("127.0.0.1:19400", 200),
+        ("[::1]:19400", 200),
+        (socket.gethostname(), 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:19400", 403),
+        ("[::1", 403),
+    ],
+)
+async def test_a_name_from_elsewhere_that_leads_here_opens_no_page(
+    start: Start, client: aiohttp.ClientSession, host: str, status: int
+) -> None:
+    base = (await start()).addresses[0]
+    answer = await get(client, base, "/status", Host=host)
+    assert answer.status == status
+    assert status == 200 or "is no name of this machine" in answer.text
+    assert (await get(client, base, "/livez", Host=host)).status == 200
+
+
 async def test_ipv6_loopback_is_loopback(start: Start, client: aiohttp.ClientSession) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
