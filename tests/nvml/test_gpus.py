@@ -103,6 +103,22 @@ async def test_a_reset_needs_our_session_closed_and_works_then(
     await until(lambda: bool(heard))
 
 
+async def test_what_a_reset_changes_is_read_anew(bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of a GPU's device file may be another one after a reset; its index goes by its place on the bus."""
+    made = await bench("a100.40gb:2")
+    assert [(gpu.index, gpu.minor) for gpu in (await made.gpus.observe()).gpus] == [(0, 0), (1, 1)]
+    numbers = {0: 1, 1: 0}
+    asked = pynvml.nvmlDeviceGetMinorNumber
+    await made.gpus.release()
+    made.node.machine.stop_units([PERSISTENCED])
+    await made.gpus.reset(made.uuids)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMinorNumber", lambda handle: numbers[asked(handle)])
+    await made.gpus.retake()
+    after = (await made.gpus.observe()).gpus
+    assert [(gpu.index, gpu.minor) for gpu in after] == [(0, 1), (1, 0)]
+    assert tuple(gpu.uuid for gpu in after) == made.uuids
+
+
 async def test_everything_in_the_driver_is_freed_before_the_session_ends(bench: Callable[..., Any]) -> None:
     made = await bench("h100.80gb:2")
     await made.mig_on()
