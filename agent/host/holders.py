@@ -147,7 +147,7 @@ def _open_files(
     openers: dict[str, list[nodes.Holder]],
 ) -> None:
     by_minor = {gpu.minor: gpu for gpu in node.gpus if gpu.minor is not None}
-    capabilities = capability_files(machine)
+    capabilities: dict[int, tuple[int, int, int | None]] | None = None
     for opened in processes.open_gpu_files(machine):
         if opened.pid == own_pid:
             continue
@@ -155,7 +155,10 @@ def _open_files(
         if holder is None:
             continue
         within: set[int] = set()
-        targets = [capabilities[minor] for minor in sorted(opened.capabilities) if minor in capabilities]
+        if opened.capabilities and capabilities is None:
+            capabilities = capability_files(machine)  # thousands of lines, and mostly nobody has any of them open
+        known = capabilities or {}
+        targets = [known[minor] for minor in sorted(opened.capabilities) if minor in known]
         for gpu_minor, gi, ci in targets:
             gpu = by_minor.get(gpu_minor)
             if gpu is None:

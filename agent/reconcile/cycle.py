@@ -437,6 +437,41 @@ async def _act(
     return total, seen
 
 
+class _Together:
+    """Finds the holders of GPUs that ask one by one, for all that wait at once: every look goes through all
+    processes of the machine and may ask the scheduler, so eight lanes must not take eight. Who asks while a
+    look is under way gets the next one, never what was seen before it asked."""
+
+    def __init__(self, around: Surroundings, node: nodes.NodeState) -> None:
+        self._around = around
+        self._node = node
+        self._waiting: list[tuple[nodes.Gpu, asyncio.Future[nodes.NodeState]]] = []
+        self._looking: asyncio.Task[None] | None = None
+
+    async def __call__(self, gpu: nodes.Gpu) -> nodes.NodeState:
+        """Return the node with this GPU in it, holders complete. Raises what the look raises."""
+        answer: asyncio.Future[nodes.NodeState] = asyncio.get_running_loop().create_future()
+        self._waiting.append((gpu, answer))
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name="holders")
+        return await answer
+
+    async def _look(self) -> None:
+        while self._waiting:
+            asked, self._waiting = self._waiting, []
+            try:
+                found = await self._around.holders(dataclasses.replace(self._node, gpus=tuple(gpu for gpu, _ in asked)))
+            except Exception as cause:  # noqa: BLE001  # handed to everybody who waits for it
+                for _, answer in asked:
+                    if not answer.done():
+                        answer.set_exception(cause)
+            else:
+                for _, answer in asked:
+                    if not answer.done():
+                        answer.set_result(found)
+        self._looking = None
+
+
 def _recheck(around: Surroundings, seen: Look) -> Callable[[str, plans.Step], Awaitable[tuple[nodes.Holder, ...]]]:
     """Return a check for holders that appeared on a GPU after the plan was made.
 
@@ -445,13 +480,13 @@ def _recheck(around: Surroundings, seen: Look) -> Callable[[str, plans.Step], Aw
     files as well. Allocations that cannot be read any more count as somebody's.
     """
     checked: dict[str, tuple[float, nodes.NodeState | None]] = {}
+    look_at = _Together(around, seen.node)
 
     async def recheck(uuid: str, step: plans.Step) -> tuple[nodes.Holder, ...]:
         now = around.monotonic()
         if uuid not in checked or now - checked[uuid][0] >= RECHECK:
             try:
-                alone = dataclasses.replace(seen.node, gpus=(await around.gpus.observe_gpu(uuid),))
-                checked[uuid] = (now, await around.holders(alone))
+                checked[uuid] = (now, await look_at(await around.gpus.observe_gpu(uuid)))
             except errors.GpunodeError:
                 checked[uuid] = (now, None)  # the step itself will say what is wrong
         state = checked[uuid][1]

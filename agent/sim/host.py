@@ -37,6 +37,7 @@ class SimulatedMachine:
         self._directory = directory
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._shown: tuple[object, ...] | None = None
+        self._devices: dict[str, int] = {}
         self._mutex = threading.RLock()
 
     # --- what agent.host.machine.Machine asks for
@@ -161,7 +162,7 @@ class SimulatedMachine:
                 self._write_static(node)
                 _write(marker, str(node.boots))
             self._show_bus(node)
-            self._write_devices(node)
+            self._write_devices(node, anew=first or rebooted)
             self._write_processes(node)
             self._write_ecs(node)
             _write(self._directory / "dev/kmsg", "".join(line + "\n" for line in node.kernel_log))
@@ -241,34 +242,42 @@ class SimulatedMachine:
             elif not device.exists():
                 self._write_static(node)
 
-    def _write_devices(self, node: state.Node) -> None:
-        """Show the capabilities and device nodes of exactly the instances there are."""
+    def _write_devices(self, node: state.Node, *, anew: bool) -> None:
+        """Show the capabilities and device nodes of exactly the instances there are.
+
+        `anew`: by what lies there. Else by what this process has shown last, as a node is shown again
+        between any two steps, and going through all files each time would take longer than the steps.
+        """
         assert self._directory is not None
-        capabilities = self._directory / "proc/driver/nvidia/capabilities"
-        wanted: dict[Path, int] = {}
+        capabilities, devices = (
+            self._directory / name for name in ("proc/driver/nvidia/capabilities", "dev/nvidia-caps")
+        )
+        wanted: dict[str, int] = {}
         for index, gpu in enumerate(node.gpus):
             for gi in gpu.instances.values():
-                base = capabilities / f"gpu{index}" / "mig" / f"gi{gi.id}"
-                wanted[base / "access"] = capability_minor(index, gi.id)
+                base = f"gpu{index}/mig/gi{gi.id}"
+                wanted[base] = capability_minor(index, gi.id)
                 for ci in gi.compute.values():
-                    wanted[base / f"ci{ci.id}" / "access"] = capability_minor(index, gi.id, ci.id)
-        for old in sorted(capabilities.glob("gpu*/mig/gi*"), reverse=True):
-            if old / "access" not in wanted:
-                shutil.rmtree(old, ignore_errors=True)
-                continue
-            for compute in old.glob("ci*"):
-                if compute / "access" not in wanted:
-                    shutil.rmtree(compute, ignore_errors=True)
-        devices = self._directory / "dev/nvidia-caps"
-        nodes = {f"nvidia-cap{minor}" for minor in (1, 2, *wanted.values())}
+                    wanted[f"{base}/ci{ci.id}"] = capability_minor(index, gi.id, ci.id)
+        before = self._devices
+        if anew:
+            before = {}
+            for folder in (*capabilities.glob("gpu*/mig/gi*/ci*"), *capabilities.glob("gpu*/mig/gi*")):
+                if folder.relative_to(capabilities).as_posix() not in wanted:
+                    shutil.rmtree(folder, ignore_errors=True)
+            nodes = {f"nvidia-cap{minor}" for minor in (1, 2, *wanted.values())}
+            for device in devices.iterdir():
+                if device.name not in nodes:
+                    device.unlink(missing_ok=True)
+        for path, minor in before.items():
+            if path not in wanted:
+                shutil.rmtree(capabilities / path, ignore_errors=True)
+                (devices / f"nvidia-cap{minor}").unlink(missing_ok=True)
         for path, minor in wanted.items():
-            if not path.exists():
-                _write(path, _capability(minor))
-            if not (devices / f"nvidia-cap{minor}").exists():
-                _write(devices / f"nvidia-cap{minor}", "")
-        for device in devices.iterdir():
-            if device.name not in nodes:
-                device.unlink(missing_ok=True)
+            if path not in before:
+                _write_once(capabilities / path / "access", _capability(minor))
+                _write_once(devices / f"nvidia-cap{minor}", "")
+        self._devices = wanted
 
     def _write_ecs(self, node: state.Node) -> None:
         """Show what the start of the ECS agent leaves: the GPUs it will register. It goes with a reboot."""
