@@ -207,7 +207,7 @@ def test_sharing_together_with_mig_is_warned_about(host: Host, sharing: str, dec
 # --- scrap ------------------------------------------------------------------------------------------
 
 QUICK = rules(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-LONG = rules(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = rules(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @contextlib.contextmanager
