@@ -147,8 +147,9 @@ class SimulatedMachine:
             )
             if key == self._shown:
                 return
-            first = self._shown is None
-            rebooted = self._shown is not None and self._shown[0] != node.boots
+            last = self._shown
+            first = last is None
+            rebooted = last is not None and last[0] != node.boots
             self._shown = key
             marker = self._directory / ".simulated"
             if first:
@@ -161,9 +162,12 @@ class SimulatedMachine:
             if first or rebooted:
                 self._write_static(node)
                 _write(marker, str(node.boots))
-            self._show_bus(node)
-            self._write_devices(node, anew=first or rebooted)
-            self._write_processes(node)
+            before = None if first or rebooted else last  # what of the files is as it was
+            if before is None or before[6:] != key[6:]:
+                self._show_bus(node)
+            self._write_devices(node, anew=before is None)
+            if before is None or before[3] != key[3]:
+                self._write_processes(node)
             self._write_ecs(node)
             _write(self._directory / "dev/kmsg", "".join(line + "\n" for line in node.kernel_log))
 
