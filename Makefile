@@ -62,7 +62,7 @@ cover: setup ## run the tests and hold the coverage gates: agent/mig and agent/s
 	$(BIN)/coverage report --fail-under=95
 
 full: setup ## run the tests that take long or need packages of the system
-	$(BIN)/python -m pytest -q -m full
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -q -m full
 
 bench: setup ## measure, print a table, write bench-results.json, compare with the baseline
 	$(BIN)/python -m tests.bench

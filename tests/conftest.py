@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -23,3 +24,10 @@ def _log_as_at_the_start() -> Iterator[None]:
     yield
     log.setup()
     log.set_sink(None)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests printed as a figure: how much was judged, which a bare "passed" does not say."""
+    for report in terminalreporter.getreports("passed"):
+        for figure in re.findall(r"^figure: (.*)$", report.capstdout, re.MULTILINE):
+            terminalreporter.write_line(f"{report.nodeid.rpartition('/')[2]}: {figure}")

@@ -148,7 +148,7 @@ def _cases(
             for action in ("hang", "stall"):
                 for number in numbers:
                     made += _case(node, call, skip, action, number)
-        print(f"killed and stopped: {made} cases")
+        print(f"figure: killed and stopped: {made} cases")
         return made
     finally:
         node.close()

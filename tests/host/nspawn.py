@@ -9,6 +9,7 @@ its own network namespace and its own cgroups.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -77,24 +78,25 @@ def base() -> Path:
     """Return a Debian root with a booting systemd, made on first use."""
     name = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:12]
     place = CACHE / name
-    if (place / "etc/made-for-gpunode").exists():
-        return place
-    shutil.rmtree(place, ignore_errors=True)
     CACHE.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", "bookworm", str(place)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        timeout=600,
-    )
-    (place / "etc/made-for-gpunode").touch()
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests of several processes want one, and the first makes it
+        if not (place / "etc/made-for-gpunode").exists():
+            shutil.rmtree(place, ignore_errors=True)
+            subprocess.run(
+                ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", "bookworm", str(place)],
+                check=True,
+                stdout=subprocess.DEVNULL,
+                timeout=600,
+            )
+            (place / "etc/made-for-gpunode").touch()
     return place
 
 
 def deb() -> Path:
-    """Return the deb that GPUNODE_DEB names, else build that of this checkout."""
-    if "GPUNODE_DEB" in os.environ:
-        return Path(os.environ["GPUNODE_DEB"])
+    """Return the deb that DEB_UNDER_TEST names, else build that of this checkout."""
+    if "DEB_UNDER_TEST" in os.environ:
+        return Path(os.environ["DEB_UNDER_TEST"])
     done = subprocess.run(
         [
             sys.executable,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +76,6 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
         yield Bench(simulated, gpu, found, {int(offer.id): offer.profile for offer in gpu.offers()})
 
 
-Count = Callable[[str], None]
-
-
-@pytest.fixture
-def counted(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Count:
-    """Say on the terminal how much was judged: a figure that nobody sees proves little."""
-
-    def say(figure: str) -> None:
-        with capsys.disabled():
-            sys.stdout.write(f"\n{request.node.name}: {figure}\n")
-
-    return say
-
-
 some = pytest.mark.parametrize("bench", ["a30-24gb"], indirect=True)
 known = pytest.mark.parametrize("bench", sorted(KNOWN), indirect=True)
 
@@ -140,9 +125,9 @@ def test_what_the_driver_holds_is_planned_and_the_rest_refused(bench: Bench) -> 
 
 
 @pytest.mark.full
-def test_what_any_driver_holds_is_planned_and_the_rest_refused(bench: Bench, counted: Count) -> None:
+def test_what_any_driver_holds_is_planned_and_the_rest_refused(bench: Bench) -> None:
     accepted, refused = judge_every_multiset(bench)
-    counted(f"{accepted} multisets planned, applied and verified, {refused} refused")
+    print(f"figure: {accepted} multisets planned, applied and verified, {refused} refused")
     assert accepted == sum(len(multiset) <= MEMBERS for multiset in bench.layouts.by_multiset)
 
 
@@ -186,9 +171,9 @@ def test_from_some_layouts_to_some_multisets_the_least_is_changed(bench: Bench) 
 
 @pytest.mark.full
 @known
-def test_from_every_layout_to_every_multiset_the_least_is_changed(bench: Bench, counted: Count) -> None:
+def test_from_every_layout_to_every_multiset_the_least_is_changed(bench: Bench) -> None:
     compared = compare(bench, 1)
-    counted(f"{compared} pairs compared with the brute force")
+    print(f"figure: {compared} pairs compared with the brute force")
     assert compared == len(bench.layouts.all) * len(bench.layouts.by_multiset)
 
 
@@ -215,9 +200,9 @@ def test_what_still_fits_beside_some_layouts_is_what_the_driver_says(bench: Benc
 
 
 @pytest.mark.full
-def test_what_still_fits_beside_every_layout_is_what_the_driver_says(bench: Bench, counted: Count) -> None:
+def test_what_still_fits_beside_every_layout_is_what_the_driver_says(bench: Bench) -> None:
     compared = count_what_still_fits(bench, 1)
-    counted(f"{compared} remaining capacities compared")
+    print(f"figure: {compared} remaining capacities compared")
     assert compared == len(bench.layouts.all) * len(bench.profiles)
 
 
@@ -264,7 +249,7 @@ def test_an_interrupted_plan_is_finished_by_the_steps_that_were_left(bench: Benc
 
 @pytest.mark.full
 @known
-def test_many_interrupted_plans_are_finished_by_the_steps_that_were_left(bench: Bench, counted: Count) -> None:
+def test_many_interrupted_plans_are_finished_by_the_steps_that_were_left(bench: Bench) -> None:
     tried = interrupt(bench, max(1, len(bench.layouts.all) * len(bench.layouts.by_multiset) // 200))
-    counted(f"{tried} prefixes")
+    print(f"figure: {tried} prefixes")
     assert tried > 200

@@ -137,7 +137,7 @@ async def _failing(
                 if case.rig.truth() != case.after or result.phase is not snapshot.Phase.CONVERGED:
                     await case.rig.restart()
                     await again(case, name)
-    print(f"fault cases: {sum(ends.values())}, ending {dict(ends)}")
+    print(f"figure: fault cases: {sum(ends.values())}, ending {dict(ends)}")
     assert set(ends) <= {"converged", "failed", "blocked", "waiting-for-driver", "drifted"}
     return ends
 
@@ -180,7 +180,7 @@ async def _hanging(
             case.rig.patient()
             await again(case, name)
             cases += 1
-    print(f"hang cases: {cases}")
+    print(f"figure: hang cases: {cases}")
     return cases
 
 
@@ -231,7 +231,7 @@ async def _lost(directory: Path, spots: str) -> int:
             assert later.node.gpus[0].state.value == "lost", name
             assert later.phase is snapshot.Phase.BLOCKED, name
             assert case.rig.truth()[1] == case.after[1], name
-    print(f"loss cases: {cases}")
+    print(f"figure: loss cases: {cases}")
     return cases
 
 

@@ -93,7 +93,9 @@ async def _converges_beside_a_vandal(rig: Any, seconds: float) -> None:
     assert done > 10
     assert repaired > 0
     assert last.generation >= generations[0] + sum(1 for r in results if r.outcome and r.outcome.changed)
-    print(f"rival changes: {done}, cycles: {len(results)}, steps of repair: {repaired}, generations: {last.generation}")
+    print(
+        f"figure: rival changes: {done}, cycles: {len(results)}, steps of repair: {repaired}, generations: {last.generation}"
+    )
 
 
 async def _no_fight_under_boot(rig: Any, seconds: float) -> None:
@@ -106,7 +108,7 @@ async def _no_fight_under_boot(rig: Any, seconds: float) -> None:
     last = await rig.cycle(cycle.Intent.DAEMON)
     assert _said_what_is(rig, last)
     assert last.generation > first
-    print(f"rival changes: {done}, cycles: {len(results)}, generations: {last.generation}")
+    print(f"figure: rival changes: {done}, cycles: {len(results)}, generations: {last.generation}")
 
 
 async def test_continuous_converges_beside_a_rival(make: Make) -> None:

@@ -103,7 +103,7 @@ async def _soak(rig: Any, turns: int) -> None:
     quarter = turns // 4
     second, last = max(memory[quarter : 2 * quarter]), max(memory[-quarter:])
     print(
-        f"{turns} repartitions ending {phases}: memory {second / 2**20:.1f} MiB in the second quarter, "
+        f"figure: {turns} repartitions ending {phases}: memory {second / 2**20:.1f} MiB in the second quarter, "
         f"{last / 2**20:.1f} in the last; descriptors {descriptors[quarter]} and {descriptors[-1]}; <= {max(threads)} threads"
     )
     assert last - second <= 2 * 2**20
