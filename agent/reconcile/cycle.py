@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import math
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -30,8 +31,10 @@ from agent.settings import model, resolve, shown
 
 PASSES = 4
 """How often a cycle plans again after acting: mode, then profiles told only with MIG on, then a spare."""
-RECHECK = 0.5
+RECHECK = 1.0
 """Seconds for which a look at who uses a GPU is good enough to destroy something on it."""
+GLANCE = 0.05
+"""Seconds for which it is believed that gpunode may still write."""
 DEADLINE = 240.0
 """Seconds that a cycle may act: no step begins after them."""
 IN_FORCE = "/run/gpunode/in-force.json"
@@ -233,7 +236,7 @@ async def run_cycle(
         hindrance = ("settings-invalid", "the newest settings cannot be used: nothing is changed until they can")
     outcome: snapshot.Outcome | None = None
     if hindrance is None:
-        outcome, seen = await _act(around, settings, seen, base, view, lambda: stop() or around.hindrance() is not None)
+        outcome, seen = await _act(around, settings, seen, base, view, _halted(around, stop))
         if outcome.stopped:
             hindrance = around.hindrance()  # somebody threw the kill switch meanwhile
     if outcome is not None and outcome.changed and around.changed is not None:
@@ -385,6 +388,25 @@ def _hindrance(around: Surroundings, settings: model.Settings, seen: Look, inten
             'the layout was in force once in this boot, and enforcement = "boot" repairs nothing after that',
         )
     return None
+
+
+def _halted(around: Surroundings, stop: Callable[[], bool]) -> Callable[[], bool]:
+    """Return a check whether to stop between two steps, because of `stop` or as nothing may be written any more.
+
+    Eight GPUs ask at each of their steps; what the machine says is at most `GLANCE` seconds old.
+    """
+    asked, halted = -math.inf, False
+
+    def check() -> bool:
+        nonlocal asked, halted
+        if stop():
+            return True
+        now = around.monotonic()
+        if not halted and now - asked >= GLANCE:
+            asked, halted = now, around.hindrance() is not None
+        return halted
+
+    return check
 
 
 async def _act(

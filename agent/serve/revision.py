@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import metadata
 from pathlib import Path
 
 import agent
@@ -41,6 +40,8 @@ def _checkout(git: Path) -> str:
 
 def _installed() -> str:
     """Return what pip noted of the repository it installed from (PEP 610)."""
+    from importlib import metadata  # brings the parsers of archives and mail with it, and is seldom wanted
+
     try:
         noted = metadata.distribution("gpunode").read_text("direct_url.json")
         return _id(json.loads(noted or "{}").get("vcs_info", {}).get("commit_id", ""))

@@ -177,6 +177,7 @@ async def test_the_kill_switch_thrown_in_a_cycle_ends_it_after_the_step_at_hand(
 
     def progress(what: str) -> None:
         rig.progress.append(what)
+        rig.now += cycle.GLANCE  # a step takes its time
         if len(rig.progress) == 2:
             thrown.append(("kill-switch", "/etc/gpunode/disabled exists"))
 
@@ -185,6 +186,14 @@ async def test_the_kill_switch_thrown_in_a_cycle_ends_it_after_the_step_at_hand(
     assert rig.sim.mutations == 2
     assert (result.phase, result.writes) == (snapshot.Phase.DRIFTED, False)
     assert "kill-switch" in rigs.codes(result)
+
+
+async def test_the_kill_switch_is_looked_for_once_for_all_gpus(make: Make) -> None:
+    rig = make("h100.80gb:8", HALVES)
+    asked: list[None] = []
+    assert (await rig.cycle(hindrance=lambda: asked.append(None))).phase is snapshot.Phase.CONVERGED
+    assert len(rig.progress) > 8
+    assert len(asked) == 2, "before acting and at the first step; the clock stands still"
 
 
 async def test_another_owner_is_left_to_it(make: Make) -> None:
