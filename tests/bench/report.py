@@ -13,6 +13,8 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+FLAT = 0.05
+"""Share of a figure below which its changes with size are told as none."""
 COMPARED = ("x", "calls", "MiB", "exponent")
 """Units that mean the same on another machine."""
 
@@ -95,8 +97,12 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
     """Return k of the best fit y = a + b·x^k over (x, y) with x rising: 1 is linear growth above a fixed cost.
 
     The fixed cost `a` is what makes a plain log-log slope flatter than the growth is, so it is fitted
-    too: k is searched, a and b follow by least squares, with residuals weighed by 1/y.
+    too: k is searched, a and b follow by least squares, with residuals weighed by 1/y. Where y changes by
+    less than `FLAT` of itself over all x there is no growth to fit, and k is 0.
     """
+    smallest, largest = min(y for _, y in points), max(y for _, y in points)
+    if largest - smallest < FLAT * smallest:
+        return 0.0
     best = (math.inf, math.nan)
     for step in range(5, 301):
         k = step / 100

@@ -17,6 +17,11 @@ def test_exponent_is_found_beside_a_fixed_cost(power: float, fixed: float) -> No
     assert report.exponent(points) == pytest.approx(power, abs=0.02)
 
 
+def test_what_hardly_changes_has_no_exponent() -> None:
+    assert report.exponent([(1, 59.4), (2, 59.3), (4, 59.9), (7, 60.4)]) == 0
+    assert report.exponent([(1, 10.0), (2, 11.0), (4, 13.0), (7, 16.0)]) == pytest.approx(1, abs=0.02)
+
+
 def test_a_figure_is_worse_only_beyond_its_slack() -> None:
     row = report.Row("memory", 50.0, "MiB", slack=1.1, noise=1.0)
     assert not report.worse([dataclasses.replace(row, value=56.0)], {"memory": 50.0})
