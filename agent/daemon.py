@@ -104,6 +104,7 @@ class Daemon:
         await self._sampler.resume()
 
     def _announce(self, state: snapshot.Snapshot) -> None:
+        self._sampler.changing()
         self._board.publish_snapshot(state)
         self._notify.status(f"applying: {state.plan.steps} steps")
 

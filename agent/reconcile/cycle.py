@@ -31,9 +31,9 @@ from agent.settings import model, resolve, shown
 
 PASSES = 4
 """How often a cycle plans again after acting: mode, then profiles told only with MIG on, then a spare."""
-RECHECK = 1.0
+RECHECK = 0.5
 """Seconds for which a look at who uses a GPU is good enough to destroy something on it."""
-GLANCE = 0.05
+GLANCE = 0.1
 """Seconds for which it is believed that gpunode may still write."""
 DEADLINE = 240.0
 """Seconds that a cycle may act: no step begins after them."""

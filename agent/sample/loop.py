@@ -90,6 +90,8 @@ class Sampler:
         self._cards: dict[str, _Card] = {}
         self._generation = 0
         self._paused = 0
+        self._changing = False
+        self._stirred = False
         self._wake = asyncio.Event()
         self._unwatch: Callable[[], None] | None = None
         self._collectors: dict[str, measures.Collector] = {}
@@ -151,9 +153,16 @@ class Sampler:
         if not self._paused:
             self._look_anew()
 
+    def changing(self) -> None:
+        """Note that gpunode itself changes instances until `topology_changed`: what events tell of that does
+        not wake the sampler meanwhile, as each visit would keep a GPU's next step waiting."""
+        self._changing = True
+
     def topology_changed(self, generation: int) -> None:
-        """Note the generation that figures belong to from now on; sample at once when it is a new one."""
-        if generation != self._generation:
+        """Note the generation that figures belong to from now on; sample at once when it is a new one, or
+        when events told of changes since `changing`."""
+        stirred, self._changing, self._stirred = self._stirred, False, False
+        if generation != self._generation or stirred:
             self._generation = generation
             self._look_anew()
 
@@ -376,7 +385,10 @@ class Sampler:
         elif event.kind == "mig-config-change":
             if event.gpu_instance_id is not None and event.compute_instance_id is None:
                 self._first_seen.forget(event.uuid, event.gpu_instance_id)
-            self._look_anew()
+            if self._changing:
+                self._stirred = True
+            else:
+                self._look_anew()
 
 
 def _address(bus_id: str) -> str:

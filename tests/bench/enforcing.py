@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +46,7 @@ def _cycles(where: Path) -> Iterator[Row]:
 
     The node lives in the daemon alone: a state file is written durably at each mutation, which no
     driver does. What has to be done is planned beforehand on a twin with a state file. The CPU in
-    which the simulator writes device nodes and /proc, in a cycle, is taken off it and told.
+    which the simulator writes device nodes and /proc, most of it while lanes wait, is told beside it.
     """
     of = node.case(where / "twin", latency=LATENCY)
     chains = [_chain(of)]
@@ -55,7 +58,7 @@ def _cycles(where: Path) -> Iterator[Row]:
     began = time.monotonic()
     port = child.free_port()
     argv = node.traced_command(of, "run", "--listen", f"127.0.0.1:{port}")
-    with child.server(argv, port=port, log=of.where / "log", path="/readyz") as running:
+    with _memory() as env, child.server(argv, port=port, log=of.where / "log", path="/readyz", env=env) as running:
         note = f"; ready {time.monotonic() - began:.2f} s after process start"
         names = ("empty to 8 × 7 × 1g.10gb", "7 × 1g.10gb to {1g:2, 2g:1, 3g:1} on each")
         spent = 0.0
@@ -64,13 +67,20 @@ def _cycles(where: Path) -> Iterator[Row]:
             share, spent = shown - spent, shown
             yield Row(
                 f"{name}, against one GPU's own chain",
-                (cycle - share) / chain,
+                cycle / chain,
                 "x",
                 reach=1.2,
-                note=f"{cycle - share:.2f} s against {chain:.2f} s, without {share:.2f} s of the simulator's host{note}",
+                note=f"{cycle:.2f} s against {chain:.2f} s; {share:.2f} s of CPU in the simulator's host{note}",
             )
             note = ""
             node.write_settings(of.settings, MIXED)
+
+
+@contextlib.contextmanager
+def _memory() -> Iterator[dict[str, str]]:
+    """Give the environment in which the simulated host's files lie in memory, as those in /dev and /proc do."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as place:
+        yield {"TMPDIR": place}
 
 
 def _chain(of: node.Case) -> float:

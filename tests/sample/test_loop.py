@@ -265,6 +265,25 @@ async def test_a_change_of_instances_that_is_heard_of_is_measured_at_once() -> N
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_changes_of_gpunode_s_own_are_measured_when_they_are_done_and_no_visit_delays_a_step() -> None:
+    bench = Bench(interval=3600)
+    task = asyncio.create_task(bench.sampler.run())
+    await bench.next()
+    bench.source.visits.clear()
+    bench.sampler.changing()
+    for _ in range(3):
+        bench.tell(measures.Event("mig-config-change", "GPU-0", gpu_instance_id=1))
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert bench.source.visits == []
+    bench.sampler.topology_changed(0)  # rolled back: the same generation, and yet not the same instances
+    await bench.next()
+    bench.tell(measures.Event("mig-config-change", "GPU-0"))
+    await bench.next()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_an_instance_keeps_the_time_it_was_first_seen_until_it_is_made_again(bench: Bench) -> None:
     def first_seen(sample: measures.Sample) -> dict[int, float]:
         return {one.id: one.first_seen for one in sample.gpus[0].instances}
