@@ -125,8 +125,6 @@ class Look:
     problems: tuple[errors.Problem, ...]
     gone: tuple[plans.Blocked, ...] = ()
     """Why layouts of cards that have left the bus cannot be brought about."""
-    taken: float = -math.inf
-    """When the look began, by the monotonic clock: who uses a GPU is believed for `RECHECK` seconds from then."""
 
 
 def digest(layout: layouts.Layout, *, disable_unlisted: bool = False) -> str:
@@ -161,7 +159,6 @@ def policy(
 
 async def look(around: Surroundings, settings: model.Settings) -> Look:
     """Observe and plan without acting. Raises DriverError, or SettingsError when the layout cannot be."""
-    taken = around.monotonic()
     node = await around.holders(await around.gpus.observe())
     remembered = _remembered_indexes(around.machine)
     found = resolve.resolve(settings, node, remembered=remembered, expected=around.expected())
@@ -182,15 +179,7 @@ async def look(around: Surroundings, settings: model.Settings) -> Look:
             ),
         )
     gone = tuple(blocked for key, blocked in found.blocked.items() if node.gpu(key) is None)
-    return Look(
-        node=node,
-        layout=found.layout,
-        plan=plan,
-        ownership=ownership,
-        problems=found.problems,
-        gone=gone,
-        taken=taken,
-    )
+    return Look(node=node, layout=found.layout, plan=plan, ownership=ownership, problems=found.problems, gone=gone)
 
 
 async def run_cycle(
@@ -508,18 +497,16 @@ class _Together:
 def _recheck(around: Surroundings, seen: Look) -> Callable[[str, plans.Step], Awaitable[tuple[nodes.Holder, ...]]]:
     """Return a check for holders that appeared on a GPU after the plan was made.
 
-    The GPU is read before its first destroy or mode change when the plan's own look is older than `RECHECK`
-    seconds, and again when that one is. The driver itself refuses what has processes; this catches allocations and open
+    The GPU is read before its first destroy or mode change, and again when what was read is older than
+    `RECHECK` seconds. The driver itself refuses what has processes; this catches allocations and open
     files as well. Allocations that cannot be read any more count as somebody's.
     """
-    checked: dict[str, tuple[float, nodes.NodeState | None]] = {
-        gpu.uuid: (seen.taken, seen.node) for gpu in seen.node.gpus
-    }
+    checked: dict[str, tuple[float, nodes.NodeState | None]] = {}
     look_at = _Together(around, seen.node)
 
     async def recheck(uuid: str, step: plans.Step) -> tuple[nodes.Holder, ...]:
         now = around.monotonic()
-        if now - checked[uuid][0] >= RECHECK:
+        if uuid not in checked or now - checked[uuid][0] >= RECHECK:
             try:
                 checked[uuid] = (now, await look_at(await around.gpus.observe_gpu(uuid)))
             except errors.GpunodeError:
