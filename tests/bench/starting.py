@@ -36,15 +36,16 @@ def rows(where: Path) -> Iterator[Row]:
         yield Row(f"gpunode {verb}, CPU against {BARE!r}", ratio, "x", reach=1.5, note=note)
 
     of = node.busy(where / "ready")
-    imports = [child.command([child.PYTHON, "-c", IMPORTS]) for _ in range(9)]
-    if any(e.code for e in imports):
-        raise RuntimeError(imports[0].stderr)
-    starts = [_start(of) for _ in range(9)]
-    own, simulator, wall = (statistics.median(start[i] for start in starts) for i in range(3))
-    base = _median_cpu(imports)
+    pairs = []
+    for _ in range(ROUNDS):  # in turn, as above
+        imports = child.command([child.PYTHON, "-c", IMPORTS])
+        if imports.code:
+            raise RuntimeError(imports.stderr)
+        pairs.append((imports.cpu, *_start(of)))
+    base, own, simulator, wall = (statistics.median(pair[i] for pair in pairs) for i in range(4))
     yield Row(
         "start to READY less the simulator, CPU against imports",
-        own / base,
+        statistics.median(pair[1] / pair[0] for pair in pairs),
         "x",
         reach=1.5,
         note=f"{own:.2f} s against {base:.2f} s; the simulator takes {simulator:.2f} s more, READY is after {wall:.2f} s",
