@@ -164,11 +164,13 @@ def _mark(rows: Sequence[family.Row]) -> _Mark:
 
 
 class Renderer:
-    """Turns views into text, remembering each family's last text. Use from one thread at a time."""
+    """Turns views into text, taking what has not changed from its last text. Use from one thread at a time."""
 
     def __init__(self, families: Sequence[family.Family] = every.FAMILIES, *, process: bool = True) -> None:
         self._families = families
-        self._texts: dict[tuple[str, str], tuple[_Mark, bytes]] = {}
+        # By format: the last text, and where in it each family stands. A page holds that text anyway; one of its own
+        # for each family would be the same bytes again.
+        self._last: dict[str, tuple[bytes, dict[str, tuple[_Mark, int, int]]]] = {}
         self._own: tuple[_Collector, ...] = ()
         if process:
             self._own = (
@@ -178,22 +180,28 @@ class Renderer:
 
     def render(self, view: family.View, form: Format) -> bytes:
         """Return the whole exposition of `view`."""
-        parts = []
+        last, before = self._last.get(form.name, (b"", {}))
+        places: dict[str, tuple[_Mark, int, int]] = {}
+        parts: list[bytes | memoryview] = []
+        at = 0
         for declared in self._families:
             rows = list(declared.rows(view))
-            key = (form.name, declared.name)
             if not rows:
-                self._texts.pop(key, None)
                 continue
             mark = _mark(rows)
-            last = self._texts.get(key)
-            if last is None or last[0] != mark:
-                last = (mark, _encode(declared, rows, form))
-                self._texts[key] = last
-            parts.append(last[1])
+            known = before.get(declared.name)
+            if known is not None and known[0] == mark:
+                part: bytes | memoryview = memoryview(last)[known[1] : known[2]]
+            else:
+                part = _encode(declared, rows, form)
+            places[declared.name] = (mark, at, at + len(part))
+            at += len(part)
+            parts.append(part)
         parts += [form.encode(own) for own in self._own]
         parts.append(form.end)
-        return b"".join(parts)
+        text = b"".join(parts)
+        self._last[form.name] = (text, places)
+        return text
 
 
 class Exposition:
