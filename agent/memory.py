@@ -23,7 +23,7 @@ _M_ARENA_MAX = -8
 _ANSWER = 512 << 10
 """Bytes that are given back to the kernel only beyond this: setting any of these stops the library from learning it, and
 an answer of 300 KiB whose memory came and went with it took twice its time."""
-SELDOM = (100_000, 20, 20)
+SELDOM = (30_000, 20, 20)
 """Thresholds of the collector during a start (as `gc.set_threshold`)."""
 _usual = gc.get_threshold()
 

@@ -37,7 +37,7 @@ OPEN_PATHS = ("/metrics", "/metrics/dcgm", "/livez", "/readyz")
 """What is served to anybody who reaches a listener."""
 MAX_REQUESTS = 40
 """Large answers under way at a time; further requests are turned away with 503."""
-MAX_WHOLE = 4 << 20
+MAX_WHOLE = 5 << 20
 """Bytes that answers under way may keep while each is handed over in one piece; beyond that, in pieces as clients take them."""
 SEND_WITHIN = 10.0
 """Seconds in which a client must have taken a large answer (the usual scrape timeout)."""
